@@ -6,8 +6,8 @@ LOCK := deploy/requirements.lock
 
 # Tests of streams, which run a second time without the compiled path of events. Left out are those whose imports, and those of
 # what they test, have no compiled module: a test holds that.
-NO_EVENTS := $(patsubst %,tests/chat/test_%.py,bounds chunks counts fields gathered prompt prompt_bound request response sse) \
-  $(patsubst %,tests/proxy/test_%.py,advice credentials failure fair_queue idle turns upstream_headers)
+NO_EVENTS := $(patsubst %,tests/chat/test_%.py,bounds counts fields prompt prompt_bound request) \
+  $(patsubst %,tests/proxy/test_%.py,fair_queue turns)
 STREAMS := $(filter-out $(NO_EVENTS),$(wildcard tests/chat/test_*.py tests/proxy/test_*.py)) \
   $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)
 
@@ -18,11 +18,19 @@ PYTEST := $(BIN)/python -m pytest -p tests.parallel --processes 5
 # Where this is set, every process compiles all modules again, which takes longer than all the rest of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test beside test-pure coverage format clean
+.PHONY: serve dev test suite beside test-pure coverage format clean
 
 serve: $(VENV)/.serve
 	$(BIN)/gateway serve --config config/demo.yaml
 
+# What development needs: tests, checks, formatter.
+dev: $(VENV)/.dev
+
+# A folder, a file or a test, and nothing else: make test T=tests/proxy
+ifeq ($(origin T),command line)
+test: $(VENV)/.dev
+	$(PYTEST) $(T)
+else
 # What runs beside the tests, which wait a third of their time, is shown after them. The count of instructions has the machine for
 # itself: where a worker has to wait for a CPU, it counts more for a request, and less for an event.
 test: $(VENV)/.dev
@@ -34,10 +42,15 @@ test: $(VENV)/.dev
 	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: on Debian, \`apt install chromium\` gets one."
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
+endif
 
 beside:
 	nice $(BIN)/mypy
 	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 nice $(BIN)/python -m pytest -q $(STREAMS); fi
+
+# All tests, and nothing beside them: with another Python, `make suite PYTHON=python3.13 VENV=.venv-3.13`.
+suite: $(VENV)/.dev
+	$(PYTEST)
 
 # All tests without the compiled path of events.
 test-pure: $(VENV)/.dev

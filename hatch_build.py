@@ -1,4 +1,4 @@
-"""Builds the compiled modules, see `gateway/compiled.py`, where Cython and a C compiler are.
+"""Builds the compiled modules, see `gateway/base/compiled.py`, where Cython and a C compiler are.
 
 Without them, and with `GATEWAY_PURE=1`, the gateway is installed without any and runs in pure Python. An editable install gets
 the modules beside their sources, a wheel gets them inside and is then one for this platform. `pip install --verbose` shows what

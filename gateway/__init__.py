@@ -8,36 +8,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gateway.addresses import address_of, network_of
     from gateway.alerts.alerts import Alerts
-    from gateway.amounts import MICROS, amount
-    from gateway.attempt import Attempt
-    from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
-    from gateway.catalogue import Catalogue, matches
-    from gateway.chat.deltas import Delta
+    from gateway.base.addresses import address_of, network_of
+    from gateway.base.amounts import MICROS, amount
+    from gateway.base.errors import Refused, StoreAway, StoreError, model_not_found
+    from gateway.base.ids import arrival_ms, utc
+    from gateway.chain.plugin import Plugin
+    from gateway.chain.services import Clock, Services
+    from gateway.chat.answers import Delta
     from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect
     from gateway.chat.request import Body
     from gateway.chat.usage import Usage
-    from gateway.errors import Refused, StoreAway, StoreError, model_not_found
-    from gateway.exchange import Exchange, Operation, Outcome, Request
-    from gateway.facts import AccountLimits, AskedFor, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route, Trace
-    from gateway.plugin import Plugin
-    from gateway.prices import Price
-    from gateway.reply import Reply
-    from gateway.request_id import arrival_ms, utc
-    from gateway.services import Clock, Services
-    from gateway.store.account_health import AccountHealth
+    from gateway.domain.budgets import Budget, BudgetUse, Calendar, budget_in
+    from gateway.domain.catalogue import Catalogue, matches
+    from gateway.domain.exchange import Attempt, Exchange, Operation, Outcome, Request
+    from gateway.domain.facts import (
+        AccountLimits,
+        AskedFor,
+        Budgets,
+        Caller,
+        Candidate,
+        CircuitBreaker,
+        Limits,
+        Route,
+        Trace,
+    )
+    from gateway.domain.prices import Price
+    from gateway.domain.reply import Reply
     from gateway.store.accounts import AccountStatus
-    from gateway.store.channel_health import ChannelHealth
+    from gateway.store.circuit_breaker import AccountHealth, ChannelHealth
     from gateway.store.client.client import Script
-    from gateway.store.client.step import Step
-    from gateway.store.known_tokens import Authenticated
+    from gateway.store.client.steps import Step
     from gateway.store.limits import Limited, Taken, TokenLimits
-    from gateway.store.money.results import Hold, HoldReply, Settled
-    from gateway.store.tokens import TokenRefused, invalid_token
-    from gateway.usage.record import AttemptRecord, Record
-    from gateway.usage.reference import hashed_reference, reference_in
-    from gateway.usage.shown_name import shown_name
+    from gateway.store.money.scripts import Hold, HoldReply, Settled
+    from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
+    from gateway.usage.record import AttemptRecord, Record, hashed_reference, reference_in, shown_name
 
 __all__ = [
     "MICROS",
@@ -105,36 +110,31 @@ __all__ = [
 ]
 
 _PLACES = {
-    "gateway.addresses": "address_of network_of",
     "gateway.alerts.alerts": "Alerts",
-    "gateway.amounts": "MICROS amount",
-    "gateway.attempt": "Attempt",
-    "gateway.budgets": "Budget BudgetUse Calendar budget_in",
-    "gateway.catalogue": "Catalogue matches",
-    "gateway.chat.deltas": "Delta",
+    "gateway.base.addresses": "address_of network_of",
+    "gateway.base.amounts": "MICROS amount",
+    "gateway.base.errors": "Refused StoreAway StoreError model_not_found",
+    "gateway.base.ids": "arrival_ms utc",
+    "gateway.chain.plugin": "Plugin",
+    "gateway.chain.services": "Clock Services",
+    "gateway.chat.answers": "Delta",
     "gateway.chat.dialect": "AnswerDelta AnswerReader ChatRequest Dialect",
     "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
-    "gateway.errors": "Refused StoreAway StoreError model_not_found",
-    "gateway.exchange": "Exchange Operation Outcome Request",
-    "gateway.facts": "AccountLimits AskedFor Limits Budgets Caller Candidate CircuitBreaker Route Trace",
-    "gateway.plugin": "Plugin",
-    "gateway.prices": "Price",
-    "gateway.reply": "Reply",
-    "gateway.request_id": "arrival_ms utc",
-    "gateway.services": "Clock Services",
-    "gateway.store.account_health": "AccountHealth",
+    "gateway.domain.budgets": "Budget BudgetUse Calendar budget_in",
+    "gateway.domain.catalogue": "Catalogue matches",
+    "gateway.domain.exchange": "Attempt Exchange Operation Outcome Request",
+    "gateway.domain.facts": "AccountLimits AskedFor Budgets Caller Candidate CircuitBreaker Limits Route Trace",
+    "gateway.domain.prices": "Price",
+    "gateway.domain.reply": "Reply",
     "gateway.store.accounts": "AccountStatus",
-    "gateway.store.channel_health": "ChannelHealth",
+    "gateway.store.circuit_breaker": "AccountHealth ChannelHealth",
     "gateway.store.client.client": "Script",
-    "gateway.store.client.step": "Step",
-    "gateway.store.known_tokens": "Authenticated",
+    "gateway.store.client.steps": "Step",
     "gateway.store.limits": "Limited Taken TokenLimits",
-    "gateway.store.money.results": "Hold HoldReply Settled",
-    "gateway.store.tokens": "TokenRefused invalid_token",
-    "gateway.usage.record": "AttemptRecord Record",
-    "gateway.usage.reference": "hashed_reference reference_in",
-    "gateway.usage.shown_name": "shown_name",
+    "gateway.store.money.scripts": "Hold HoldReply Settled",
+    "gateway.store.tokens": "Authenticated TokenRefused invalid_token",
+    "gateway.usage.record": "AttemptRecord Record hashed_reference reference_in shown_name",
 }
 """The modules of the public names."""
 

@@ -16,26 +16,26 @@ import msgspec
 from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.catalogue import Catalogue
+from gateway.base.log import Logger
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
+from gateway.chain.plugin import Plugin
 from gateway.chain.request_hooks import RequestHooks
-from gateway.chat.deltas import WholeAnswer
+from gateway.chain.services import Services, Store
+from gateway.chat.answers import WholeAnswer
 from gateway.chat.dialect import ChatRequest
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
-from gateway.exchange import Exchange, Request
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Exchange, Request
+from gateway.domain.reply import Reply
 from gateway.fake_upstream import FakeUpstream
-from gateway.log import Logger
-from gateway.plugin import Plugin
-from gateway.proxy.foreign_request import foreign_chat
-from gateway.reply import Reply
+from gateway.proxy.translation import foreign_chat
 from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
-from gateway.services import Services, Store
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from gateway.usage.log import UsageLog
 from gateway.usage.sink import Sink

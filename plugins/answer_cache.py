@@ -17,7 +17,7 @@ from gateway import Caller, Exchange, Operation, Outcome, Plugin, Reply, Route, 
 HIT = {"x-answer-cache": "hit"}
 
 
-class Answer(msgspec.Struct):
+class CachedAnswer(msgspec.Struct):
     """An answer: while it comes, and when it is kept, until `expires`, a time of the clock that never jumps."""
 
     key: bytes
@@ -54,7 +54,7 @@ class AnswerCache(Plugin):
     async def start(self, services: Services) -> None:
         """Begin with no answers."""
         self._clock = services.clock
-        self._answers: dict[bytes, Answer] = {}
+        self._answers: dict[bytes, CachedAnswer] = {}
         self._size = 0
 
     async def on_request(self, exchange: Exchange) -> Reply | None:
@@ -63,7 +63,7 @@ class AnswerCache(Plugin):
         if key and (answer := self._found(key)):
             return Reply(headers=HIT, events=_replay(answer.events), usage=answer.usage, charge=self.charge)
         if key:
-            exchange[Answer] = Answer(key)
+            exchange[CachedAnswer] = CachedAnswer(key)
         return None
 
     async def explain(self, exchange: Exchange) -> str:
@@ -74,7 +74,7 @@ class AnswerCache(Plugin):
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Keep what the caller gets, unless it is too large."""
-        answer = exchange.get(Answer)
+        answer = exchange.get(CachedAnswer)
         if answer is not None:
             answer.size += len(chunk)
             if answer.size <= self.longest_kilobytes * 1024:
@@ -84,7 +84,7 @@ class AnswerCache(Plugin):
 
     async def on_end(self, exchange: Exchange) -> None:
         """Keep a complete answer."""
-        answer = exchange.get(Answer)
+        answer = exchange.get(CachedAnswer)
         if answer is not None and answer.events and exchange.outcome is Outcome.COMPLETED:
             self._drop(answer.key)
             # What failed attempts used is no part of the answer.
@@ -107,7 +107,7 @@ class AnswerCache(Plugin):
             digest.update(b"%b:%d:%b," % (msgspec.json.encode(name), len(memoryview(value)), value))
         return digest.digest()
 
-    def _found(self, key: bytes) -> Answer | None:
+    def _found(self, key: bytes) -> CachedAnswer | None:
         if key in self._answers and self._answers[key].expires <= self._clock.monotonic():
             self._drop(key)
         return self._answers.get(key)

@@ -4,7 +4,7 @@
 2. Unknown, wrong and malformed tokens all get the same answer. A malformed one costs no call of the store, nor does a header that
    is not `Bearer` and a token, whose answer says so.
 3. A valid token is never refused or delayed because of wrong tokens from the same address.
-4. The refusals of an address without an account, or of an account, are paced by `plugins.paced_refusals`.
+4. The refusals of an address without an account, or of an account, are paced by `plugins.pacing`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from gateway import (
     invalid_token,
     network_of,
 )
-from plugins.leaky_buckets import LeakyBuckets
-from plugins.paced_refusals import PacedRefusals
+from plugins.pacing import LeakyBuckets, PacedRefusals
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""

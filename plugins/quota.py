@@ -3,20 +3,27 @@
 The hold covers the most that one attempt can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a balance.
 Before a further attempt it grows by what the failed ones may be billed; where the balance does not cover that, no further attempt
 is made. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
+
+The errors of a hold that the wallet refuses have the figures of a 402, in words and for programs: what a request needs and what
+there is. A budget has one error where it is used up, and a line in an explanation.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+import msgspec
 
 from gateway import (
     MICROS,
     AccountStatus,
+    Alerts,
     Budget,
+    BudgetUse,
     Calendar,
     Caller,
     Exchange,
@@ -25,14 +32,16 @@ from gateway import (
     Operation,
     Plugin,
     Price,
+    Refused,
     Services,
     Settled,
     Step,
+    StoreAway,
     Usage,
+    amount,
+    budget_in,
 )
-from plugins.budgets import described, over
-from plugins.placed_hold import PlacedHold, in_words, insufficient, refusal
-from plugins.shortage import Fitting, Shortage
+from gateway import amount as in_currency
 
 LEAST_HOLD: Final = Decimal("0.000001")
 LARGEST_HOLD: Final = 1_000_000_000
@@ -41,6 +50,17 @@ LARGEST_AMOUNT: Final = 2**53 - 1
 """The largest amount that the wallet can hold, in micros. No balance is larger."""
 LONGEST_LEASE_S: Final = 86_400
 """The wallet forgets a request after a day, so no hold may last longer."""
+
+Fitting = Callable[[int], int]
+"""Returns the largest `max_tokens` for which so many micros suffice; 0 for none."""
+
+NAMES: Final = {
+    "day": "budget of the day",
+    "week": "budget of the week",
+    "month": "budget of the month",
+    "total": "total budget",
+    "requests": "budget of requests a day",
+}
 
 
 class Quota(Plugin):
@@ -249,3 +269,137 @@ class Quota(Plugin):
 
     def _amount(self, full: int) -> int:
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
+
+
+class PlacedHold(msgspec.Struct):
+    """The hold of one exchange, and the step that places it.
+
+    `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `refused`: the wallet refused it.
+    `extended`: it grew before a further attempt. `not_extended`: the hold that balance and budgets did not cover.
+    `budgets`: those of the caller. `marks`: those that the hold counts in.
+    """
+
+    account: str
+    price: Price
+    amount: int
+    full: int
+    step: Step
+    budgets: Sequence[Budget] = ()
+    refused: bool = False
+    marks: str = ""
+    extended: bool = False
+    not_extended: int = 0
+
+    def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int, fitting: Fitting) -> Refused | StoreAway:
+        """Return the error for this hold, or its extension, which the wallet refused."""
+        if reply.outcome is Hold.BUDGET:
+            budget, ends_ms = budget_in(reply.marks, self.budgets)
+            return over(BudgetUse(budget, reply.used, ends_ms), calendar, self.amount, fitting)
+        if reply.outcome is Hold.FUNDS:
+            least = min([reply.available, *(each.limit for each in self.budgets if each.kind != "requests")])
+            return insufficient(Shortage(self.amount, reply.available, fitting(least)))
+        return refusal(reply.outcome, max_holds)
+
+    def note_use(self, alerts: Alerts, caller: Caller, mark: str, used: int) -> None:
+        """Note for alerts how much of a budget is used."""
+        if all(budget.field != mark.partition("E")[0] for budget in self.budgets):
+            return  # the store has the request with other budgets than those that it was sent with
+        budget, ends_ms = budget_in(mark, self.budgets)
+        token = caller.token_id if budget.owner == "token" else ""
+        alerts.budget(caller.account, token, budget.kind, used, budget.limit, ends_at_ms=ends_ms)
+
+    def log_capped(self, log: Any, exchange: Exchange, uncapped: int) -> None:
+        """Log that the upstream used more than it was asked for: the difference is paid by the operator."""
+        log.warning(
+            "charge_capped",
+            request_id=exchange.id,
+            account=self.account,
+            model=exchange.model,
+            channel=exchange.channel,
+            charged_micros=self.full,
+            uncapped_micros=uncapped,
+        )
+
+
+def in_words(held: int, available: int, most: int, failed: int) -> str:
+    """Return what is held for a request. It is charged `most` at most, of which `failed` is for failed attempts."""
+    of_it = f", {amount(failed)} of it for failed attempts" if failed > 0 else ""
+    return f"holds {amount(held)} of {amount(available)} available, and charges {amount(most)} at most{of_it}"
+
+
+def insufficient(short: Shortage | None) -> Refused:
+    """Return the error for a request that the balance does not cover; None: no balance covers it."""
+    text = "The balance does not cover the most that this request can cost"
+    if short is None:
+        return Refused(402, "insufficient_balance", f"{text}. Lower max_tokens, or send less.")
+    return Refused(
+        402, "insufficient_balance", f"{text}: {short.figures}. Top up, or {short.cure}.", details=short.details()
+    )
+
+
+def refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:
+    """Return the error for a hold that was refused for another reason than money."""
+    match outcome:
+        case Hold.BUSY:
+            text = (
+                f"This account has {max_holds} requests in progress, the most that it may have at once. "
+                "Wait for some to end, then retry with backoff."
+            )
+            return Refused(429, "too_many_concurrent", text, retry_after_s=1)
+        case Hold.INACTIVE | Hold.NO_ACCOUNT:
+            return Refused(403, "account_inactive", "This account is not active. Ask the operator.")
+        case _:
+            return StoreAway(f"the wallet answered {outcome}")
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """The most that a request can cost and what is left for it, in micros, and the largest `max_tokens` that fits; 0 for none."""
+
+    needed: int
+    left: int
+    fits: int
+
+    @property
+    def figures(self) -> str:
+        """What is needed and what is left, in words."""
+        return f"that is {amount(self.needed)}, and {amount(self.left)} is left"
+
+    @property
+    def cure(self) -> str:
+        """What to change in the request."""
+        return f"lower max_tokens to {self.fits}" if self.fits else "shorten the messages: no max_tokens is low enough"
+
+    def details(self) -> dict[str, int]:
+        """Return the same as fields of the error."""
+        return {"needed_micros": self.needed, "available_micros": self.left, "max_tokens_that_fit": self.fits}
+
+
+def over(use: BudgetUse, calendar: Calendar, amount: int, fitting: Fitting) -> Refused:
+    """Return the error for a request that a budget does not cover. `amount`: the most that it can cost, in micros."""
+    budget = use.budget
+    name = f"The {budget.owner}'s {NAMES[budget.kind]}"
+    resets = f"It {_reset(use.ends_ms, calendar)}."
+    if budget.kind == "requests":
+        text = f"{name} is used up, with the requests in progress. {resets} Ask for a larger one."
+        return Refused(402, "budget_exceeded", text, should_retry=False, details={"available_requests": 0})
+    left = budget.limit - use.used
+    short = Shortage(amount, left, fitting(left))
+    spent = "even while nothing is spent" if amount > budget.limit else "beside what is spent and requests in progress"
+    text = (
+        f"{name} does not cover the most that this request can cost, {spent}: {short.figures}. {resets} "
+        f"Ask for a larger one, or {short.cure}."
+    )
+    return Refused(402, "budget_exceeded", text, should_retry=False, details=short.details())
+
+
+def described(use: BudgetUse, calendar: Calendar) -> str:
+    """Return what a budget counts now, in words."""
+    if use.budget.kind == "requests":
+        used = f"has used {use.used} of {use.budget.limit} requests"
+    else:
+        used = f"has used {in_currency(use.used)} of {in_currency(use.budget.limit)}"
+    return f"the {use.budget.owner}'s {NAMES[use.budget.kind]} {used} and {_reset(use.ends_ms, calendar)}"
+
+
+def _reset(ends_ms: int | None, calendar: Calendar) -> str:
+    return "does not reset" if ends_ms is None else f"resets at {calendar.ends_at(ends_ms)}"

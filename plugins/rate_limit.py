@@ -6,7 +6,9 @@
    1,105 at most), and the request's `max_tokens`, if given, for each answer. At the end, the true count replaces the estimate.
 3. Only chat completions count tokens and take a concurrency slot. Every other request counts as a request only.
 4. An account that goes on sending beyond its limits gets its refusals later and later, so that it does not take the time of
-   others: `plugins.paced_refusals`.
+   others: `plugins.pacing`.
+
+A caller learns of its limits by the `x-ratelimit-*` headers, and by the refusal of a request beyond a limit.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gateway import (
     Limited,
     Operation,
     Plugin,
+    Refused,
     Services,
     Step,
     StoreAway,
@@ -33,8 +36,7 @@ from gateway import (
     Taken,
     TokenLimits,
 )
-from plugins.limit_answers import refusal, set_headers
-from plugins.paced_refusals import PacedRefusals
+from plugins.pacing import PacedRefusals
 
 NO_LIMITS: Final = AccountLimits()
 LEASE_MARGIN_S: Final = 60
@@ -46,6 +48,13 @@ MOST_CALLERS: Final = 4096
 
 Rules = tuple[AccountLimits, TokenLimits | None]
 """The limits of the account, and those of the token if it has any."""
+
+_REQUESTS: Final = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
+_TOKENS: Final = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
+"""The headers of a limit, of what remains of it, and of when all of it is available again."""
+
+LONG_MS: Final = 59_000
+"""The gateway adds a longer wait to the message by itself."""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -253,3 +262,36 @@ def _limits_tokens(rules: AccountLimits, token: TokenLimits | None) -> bool:
 def _is_given_back(rules: AccountLimits) -> bool:
     """Return whether a request that has ended gives something back: its slot, or tokens that it did not use."""
     return rules.tokens_per_minute is not None or rules.concurrent is not None
+
+
+def set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
+    """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
+    for (limit, remaining, reset), rate in ((_REQUESTS, result.requests), (_TOKENS, result.tokens)):
+        if rate is not None and (remaining not in headers or rate.remaining <= int(headers[remaining])):
+            headers[limit] = str(rate.limit)
+            headers[remaining] = str(rate.remaining)
+            headers[reset] = f"{rate.reset_ms}ms"
+
+
+def refusal(limited: Limited, rules: AccountLimits, token: TokenLimits | None, tokens: int) -> Refused:
+    """Return the 429 for a limit that is reached: whose it is, and when to try again."""
+    wait_ms = limited.retry_after_ms
+    of = "account"
+    if limited.of_token and token is not None:
+        rules, of = token.rules, "token"
+    if wait_ms is None:
+        return Refused(
+            429,
+            "rate_limited",
+            f"This request counts {tokens} tokens, over the {of}'s limit of {rules.tokens_per_minute} a minute. "
+            "Send less, or ask for fewer output tokens.",
+            should_retry=False,
+        )
+    if limited.kind == "concurrent":
+        text = f"Over the {of}'s limit of {rules.concurrent} requests at once. Wait for one to end, then try again."
+        return Refused(429, "too_many_concurrent", text, retry_after_s=wait_ms / 1000)
+    limit = rules.requests_per_minute if limited.kind == "requests" else rules.tokens_per_minute
+    text = f"Over the {of}'s limit of {limit} {limited.kind} a minute."
+    if wait_ms <= LONG_MS:
+        text += f" Try again in {wait_ms / 1000:g} s."
+    return Refused(429, "rate_limited", text, retry_after_s=wait_ms / 1000)

@@ -20,13 +20,13 @@ from typing import Any, Final
 import msgspec
 
 from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
-from plugins.json_search import Search
+from plugins.text_search import JsonSearch, pattern_of
 
 COMMON: Final = {
     "card-number": r"\b(?:\d[ -]?){12,18}\d\b",
     "e-mail": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
     "private-key": (
-        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^-]*+(?:-(?!----END )[^-]*+)*+"
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?=-----END |\Z)"
         r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?"
     ),
     "aws-key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
@@ -55,10 +55,10 @@ class Redact(Plugin):
         patterns = []
         for name, pattern in self.patterns.items():
             try:
-                patterns.append(re.compile(pattern))
+                patterns.append(pattern_of(pattern))
             except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"patterns.{name} is no regular expression: {error}") from None
-        self._search = Search(patterns, [f"[{name}]" for name in self.patterns])
+        self._search = JsonSearch(patterns, [f"[{name}]" for name in self.patterns])
         self._turn = asyncio.Lock()
 
     async def on_request(self, exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""What a request asked and was answered, as OpenTelemetry's semantic conventions for generative AI write it into a span.
+"""Content of a request and its answer as attributes of a span, in OpenTelemetry's semantic conventions for generative AI.
 
 `gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.tool.definitions`, each as JSON, in the shapes of the conventions'
 schemas.
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from plugins.content_lines import Said, said
+from plugins.content_log import Said, said
 
 SUFFIX: Final = ";base64,"
 MODALITIES: Final = {"image_url": "image", "input_audio": "audio", "file": "document", "video_url": "video"}

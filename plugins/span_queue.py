@@ -1,4 +1,4 @@
-"""How much content waits with the spans that a collector has not taken yet, so that one that takes none costs no memory."""
+"""Bound of the memory for spans that wait: content is counted until a collector takes it, so that an absent one costs none."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MOST_TEXTS: Final = 256
 """Texts of one answer (choices, their reasoning, tool calls) whose ends are kept. A stream that has more is ended."""
 
 
-class Tail(msgspec.Struct):
+class TextTail(msgspec.Struct):
     """The end of a text, in which a word may have begun, and that of what came in each of its fields."""
 
     end: str = ""
@@ -33,7 +33,7 @@ class Tail(msgspec.Struct):
 class Tails(msgspec.Struct):
     """The ends of the texts of an answer."""
 
-    ends: dict[object, Tail] = {}
+    ends: dict[object, TextTail] = {}
 
 
 class StopWords(Plugin):
@@ -98,11 +98,11 @@ class StopWords(Plugin):
                 exchange.stop(Refused(400, "content_stopped", self.message), keep=delta.start)
                 return
 
-    def _forbidden(self, ends: dict[object, Tail], delta: Delta) -> bool:
+    def _forbidden(self, ends: dict[object, TextTail], delta: Delta) -> bool:
         """Return whether a text has a word now. Keep its end."""
         tail = ends.get(delta.key)
         if tail is None:
-            tail = ends[delta.key] = Tail(fields={delta.field: ""})
+            tail = ends[delta.key] = TextTail(fields={delta.field: ""})
         if delta.field not in tail.fields:
             tail.fields[delta.field] = ""
         text = tail.end + delta.text

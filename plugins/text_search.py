@@ -1,18 +1,27 @@
-"""Replaces what matches patterns in a text, in pieces, so that others can be served in between. Sans-I/O.
+"""Replaces what matches patterns in a text, or in every text and name of a JSON value, in pieces, so that others can be served in
+between. Sans-I/O.
 
 - A search of a pattern sees at most `WINDOW` characters: in a longer text each piece overlaps the next, so that a match of up to
   `OVERLAP` characters is found wherever it is.
-- A text may itself be JSON, such as the arguments of a tool, or quote some. Escapes in it (`\\n`, `\\u0040`) are searched as the
+- A text may itself be JSON, such as the arguments of a tool, or quote some. Escapes in it (`\n`, `\u0040`) are searched as the
   characters that they stand for, too. A match takes each escape that it cuts with it, so that what was JSON still is.
 - The payload of a data URL is passed over, at the speed at which its end is found.
+
+A JSON value is searched as it is decoded: of names that an object has twice the last counts, and a value that has such an object
+is changed by being encoded again, so that what was not searched is not sent.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Sequence
-from typing import Final
+from contextlib import redirect_stdout
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 PIECE: Final = 32 * 1024
 OVERLAP: Final = 16 * 1024
@@ -25,15 +34,47 @@ SETTLED: Final = 4 * BEFORE
 """How far before a piece no match of it can begin."""
 
 DATA_URL: Final = ";base64,"
-_PAYLOAD: Final = re.compile(r"[A-Za-z0-9+/=_-]*+")
-_ESCAPE: Final = re.compile(r'(?<!\\)\\++(?:u([0-9a-fA-F]{4})|(["/bfnrt]))')
+_PAYLOAD: Final = re.compile(r"[A-Za-z0-9+/=_-]*")
+_ESCAPE: Final = re.compile(r'(?<!\\)\\+(?:u([0-9a-fA-F]{4})|(["/bfnrt]))')
 _MEANT: Final = {'"': '"', "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 Pauses = Generator[None, None, None]
 
-
 Span = tuple[int, int, int]
 """Where something matches, from and to, and the number of the pattern. The garbage collector does not look at such tuples."""
+
+STRING: Final = 64
+"""What the search of a short text counts as, in characters."""
+PAYLOADS: Final = frozenset({("input_audio", "data"), ("file", "file_data"), ("source", "data")})
+"""Fields, with that of the object that they are in, whose text is a sound or a file in base64."""
+_NAMES: Final = """
+    model messages role content name type text refusal reasoning reasoning_content audio tool_calls tool_call_id id index
+    function arguments custom input image_url url detail input_audio data format file file_id file_data filename
+    cache_control stream n seed tools tool_choice functions function_call description parameters strict properties
+    required items enum anyOf additionalProperties title default $ref $defs const minimum maximum response_format
+    json_schema schema stop user metadata temperature top_p max_tokens logprobs max_completion_tokens parallel_tool_calls
+    presence_penalty frequency_penalty logit_bias top_logprobs reasoning_effort store stream_options include_usage
+    modalities prediction service_tier verbosity
+"""
+NAMES: Final = frozenset(_NAMES.split())
+"""Names of the API, which hold nothing of a caller: no pattern changes them."""
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """Compile the regular expression of a setting. Raises `re.error`, also for one that this Python matches wrongly.
+
+    Before 3.11.5, `(?>...)` and a repeat that gives nothing back (`*+`) may end a match too early:
+    https://github.com/python/cpython/issues/106052
+    """
+    if sys.version_info < (3, 11, 5):
+        parsed = io.StringIO()
+        with redirect_stdout(parsed):
+            re.compile(text, re.DEBUG)
+        if "POSSESSIVE" in parsed.getvalue() or "ATOMIC" in parsed.getvalue():
+            raise re.error(
+                "before 3.11.5, Python matches `(?>...)`, `*+`, `++` and `?+` wrongly: write it without them"
+            )
+    return re.compile(text)
 
 
 def replace(
@@ -181,3 +222,84 @@ class _Escaped:
             return self._starts[number], self._ends[number]
         start = self._begin + at if number < 0 else self._ends[number] + at - self._places[number] - 1
         return start, start + 1
+
+
+class SearchedValue(NamedTuple):
+    """A value after the search, and whether it must be sent in place of what was searched."""
+
+    value: Any
+    changed: bool
+
+
+class JsonSearch:
+    """The patterns, and what replaces their matches."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]], names: Sequence[str]) -> None:
+        self._patterns = patterns
+        self._names = names
+
+    def name(self, name: str) -> Generator[None, None, str]:
+        """Return the name of a field with what matches replaced."""
+        return name if name in NAMES else (yield from replace(self._patterns, self._names, name))
+
+    def value(self, raw: msgspec.Raw) -> Generator[None, None, SearchedValue]:
+        """Return a value with what matches replaced, with a pause after each piece. Raises `msgspec.DecodeError`."""
+        whole = [msgspec.json.decode(raw)]
+        changed, strings, work = False, 0, 0
+        containers: list[tuple[Any, str]] = [(whole, "")]
+        while containers:
+            container, within = containers.pop()
+            if isinstance(container, dict):
+                strings += len(container)
+                changed |= yield from self._names_of(container)
+                places: Any = list(container)
+            else:
+                places = range(len(container))
+            for place in places:
+                value = container[place]
+                work += STRING
+                if isinstance(value, str):
+                    strings += 1
+                    work += len(value)
+                    payload = (within, place) in PAYLOADS
+                    after = yield from replace(self._patterns, self._names, value, payload=payload)
+                    if after is not value:
+                        container[place], changed = after, True
+                elif isinstance(value, (dict, list)):
+                    containers.append((value, place if isinstance(place, str) else within))
+                if work > PIECE:
+                    work = 0
+                    yield
+        return SearchedValue(whole[0], changed or strings != (yield from _strings(raw)))
+
+    def _names_of(self, container: dict[str, Any]) -> Generator[None, None, bool]:
+        """Replace what matches in the names of an object, in place. Return whether anything does."""
+        names, work = [], 0
+        for name in container:
+            names.append((yield from self.name(name)))
+            work += STRING
+            if work > PIECE:
+                work = 0
+                yield
+        if names == list(container):
+            return False
+        values = list(container.values())
+        container.clear()
+        container.update(zip(names, values, strict=True))
+        return True
+
+
+def _strings(raw: msgspec.Raw) -> Generator[None, None, int]:
+    """Return how many strings a JSON value has, those of names included."""
+    view, at, quotes = memoryview(raw), 0, 0
+    while at < len(view):
+        piece = bytes(view[at : at + PIECE])
+        if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = bytes(view[at : at + PIECE + 1])  # an escape is not split
+        at += len(piece)
+        if b"\\" in piece:
+            piece = piece.replace(rb"\\", b"").replace(rb"\"", b"")
+        quotes += piece.count(b'"')
+        if at < len(view) and at % (8 * PIECE) < PIECE:
+            yield
+    return quotes // 2

@@ -33,7 +33,7 @@ from gateway import (
     shown_name,
     utc,
 )
-from plugins.counted_refusals import CountedRefusals
+from plugins.pacing import CountedRefusals
 
 MAX_FOREIGN_NAME: Final = 128
 """Characters that are kept of names which come from an upstream."""

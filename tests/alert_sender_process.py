@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gateway.config.schema import load
 from gateway.metrics.shared import SharedNumbers
-from gateway.runtime import alert_sender
 from gateway.runtime.handover import Handover
 from gateway.runtime.process import run_until_terminated
+from gateway.serve import alert_sender
 
 if __name__ == "__main__":
     loaded, handover = load(Path(sys.argv[1])), Handover(1)

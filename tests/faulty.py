@@ -30,7 +30,7 @@ from gateway import (
     Services,
     Step,
 )
-from gateway.errors import StoreAway
+from gateway.base.errors import StoreAway
 
 
 class Good(Plugin):

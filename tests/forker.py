@@ -73,7 +73,7 @@ def become(command: list[str], folder: str, environment: dict[str, str], session
     sys.path[0] = str(Path.cwd())
     sys.orig_argv[:] = command
     if "GATEWAY_CRASH_AT" in os.environ:
-        importlib.reload(sys.modules["gateway.crash_points"])
+        importlib.reload(sys.modules["gateway.base.crash_points"])
 
 
 def opened(number: int, like: TextIO) -> TextIO:

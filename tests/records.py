@@ -7,11 +7,12 @@ from typing import Any, Final
 import msgspec
 from uuid_utils import uuid7
 
-from gateway.exchange import Operation, Outcome
-from gateway.request_id import arrival_ms, utc
+from gateway.base.ids import arrival_ms, utc
+from gateway.domain.exchange import Operation, Outcome
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord, Record
+from gateway.usage.sink import Sink
 
 COSTED: Final[dict[str, Any]] = {
     "attempts": [AttemptRecord("openai", 200, cost_micros=100)],
@@ -24,6 +25,22 @@ COSTED: Final[dict[str, Any]] = {
     "upstream_usage": '{"prompt_tokens":11,"completion_tokens":41}',
 }
 """What is recorded of a prompt that was cached in part, on a channel whose cost is known."""
+
+OPENED: Final[list[UsageDatabase]] = []
+"""What tests have opened: closed at the end of each test."""
+
+
+def usage_database(*arguments: Any) -> UsageDatabase:
+    """Return the usage log of a folder, to be written by a test. It is closed when the test ends."""
+    OPENED.append(UsageDatabase(*arguments))
+    return OPENED[-1]
+
+
+def usage_sink(*arguments: Any, **named: Any) -> Sink:
+    """Return a sink that a test runs itself. Its database is closed when the test ends."""
+    sink = Sink(*arguments, **named)
+    OPENED.append(sink.database)
+    return sink
 
 
 def arrival(id: str = "") -> Record:  # noqa: A002

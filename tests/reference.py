@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 import gateway
-import gateway.contract
+import gateway.plugin_kit
 import gateway.testing
 
 PAGE: Final = Path(__file__).parent.parent / "plugins" / "REFERENCE.md"
 HEAD: Final = """# Reference of the plugin interface
 
 Every name that a plugin may import, from its docstring. `python -m tests.reference` writes this page, and a test holds it to the
-code. [README.md](README.md) leads through it; `gateway/plugin.py` has what the gateway guarantees to a plugin.
+code. [README.md](README.md) leads through it; `gateway/chain/plugin.py` has what the gateway guarantees to a plugin.
 """
 WIDTH: Final = 120
 
@@ -29,7 +29,7 @@ def page() -> str:
     for title, module, names in (
         ("gateway", "gateway", gateway.__all__),
         ("gateway.testing", "gateway.testing", gateway.testing.__all__),
-        ("gateway.contract", "gateway.contract", gateway.contract.__all__),
+        ("gateway.plugin_kit", "gateway.plugin_kit", gateway.plugin_kit.__all__),
     ):
         parts.append(f"\n## `{title}`\n")
         for name in sorted(names, key=str.lower):
@@ -44,7 +44,6 @@ def _described(module: str, name: str) -> Iterator[str]:
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef) and node.name == name:
             yield from _class(node)
-            yield from _inherited(found)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             yield from _function(node, "")
         elif name in _names(node):
@@ -63,15 +62,6 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
         elif isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
             yield f"- `{ast.unparse(each)}`"
     yield from _methods(node, f"{node.name}.", "__init__")
-
-
-def _inherited(kind: type) -> Iterator[str]:
-    """Describe the parts of a class that are classes of their own, which have its name in theirs."""
-    for base in kind.__mro__[1:]:
-        if base.__name__.endswith(kind.__name__):
-            (node,) = ast.parse(inspect.getsource(base)).body
-            assert isinstance(node, ast.ClassDef)
-            yield from _methods(node, f"{kind.__name__}.")
 
 
 def _methods(node: ast.ClassDef, owner: str, *more: str) -> Iterator[str]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.attempt import Attempt
-from gateway.catalogue import Catalogue
 from gateway.chat.events import EventStream
 from gateway.chat.usage import ReportedUsage, Usage
 from gateway.config.schema import load
-from gateway.prices import Price, price_from
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Attempt
+from gateway.domain.prices import Price, price_from
 from tests.bills import BILLS, Bill
 
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'

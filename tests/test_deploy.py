@@ -23,11 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from gateway import loading
+from gateway.chain import loading
 from gateway.config import schema
 from gateway.config.schema import Port
 from gateway.metrics.registry import FAMILIES
-from gateway.runtime.serve import SINK_STOP_S
+from gateway.serve.serve import SINK_STOP_S
 from tests.cli.processes import Served, children, demo_in, free_port, kill, serving, worker_of
 
 ROOT = Path(__file__).parent.parent

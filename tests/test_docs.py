@@ -15,18 +15,18 @@ import typer.main
 
 import gateway
 import gateway.testing
-from gateway import loading
+from gateway.base.errors import Misconfigured
+from gateway.chain import loading
+from gateway.chain.checks import exposure_of
 from gateway.chat.request import Body
 from gateway.cli.commands import program
 from gateway.config import schema
-from gateway.errors import Misconfigured
-from gateway.tools.exposure import exposure_of
 from tests import reference
-from tests.test_architecture import LAYERS
+from tests.test_architecture import layer_of, package_of
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "gateway/request.svg"
-DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
+DOCUMENTS = ("README.md", "gateway/README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
 CORE_ALONE = {
     "texts",
     "answer_usage",
@@ -61,8 +61,8 @@ def test_the_picture_names_packages_that_exist_in_the_order_of_the_imports() -> 
     names = pictured()
     for name in names:
         assert (ROOT / "gateway" / name / "__init__.py").exists() or (ROOT / f"gateway/{name}.py").exists(), name
-    layers = [next(index for index, layer in enumerate(LAYERS) if name in layer) for name in names]
-    assert layers == sorted(layers)
+    layers = [layer_of(package_of(f"gateway.{name}")) for name in names]
+    assert layers == sorted(layers, reverse=True)
 
 
 def test_every_package_that_a_request_passes_is_in_the_picture() -> None:
@@ -103,6 +103,19 @@ def test_every_file_that_a_document_names_exists(file: str) -> None:
     assert [link for link in sorted(links) if not ((ROOT / file).parent / link).exists()] == []
     modules = set(re.findall(r"python -m (tests[\w.]+)", text))
     assert [name for name in modules if find_spec(name) is None] == []
+
+
+def test_the_way_of_a_request_names_files_and_packages_that_exist() -> None:
+    text = (ROOT / "gateway/README.md").read_text()
+    files = re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|lua))`", text)
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / "gateway" / file).exists() and not (ROOT / file).exists()] == []
+    table = text.partition("## The packages")[2].partition("## Ten")[0]
+    named = {
+        name for row in re.findall(r"^\| (.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert named == {path.parent.name for path in (ROOT / "gateway").glob("*/__init__.py")}
+    assert len(text.splitlines()) <= 80
 
 
 def test_every_anchor_that_a_document_links_to_is_a_heading() -> None:
@@ -229,7 +242,7 @@ def test_the_configurations_in_the_documents_load(tmp_path: Path) -> None:
 
 
 def test_every_hook_is_in_the_plugin_guide() -> None:
-    from gateway.plugin import Plugin
+    from gateway.chain.plugin import Plugin
 
     text = (ROOT / "plugins/README.md").read_text()
     hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]

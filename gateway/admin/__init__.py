@@ -1,4 +1,4 @@
-"""The operator's port: health, metrics, the API over the table of operations, and pages.
+"""The operator's port: health, metrics, the API over the table of actions, and pages.
 
-Imports `management`, `metrics` and the packages below them.
+Imports `tools` and what lies below it.
 """

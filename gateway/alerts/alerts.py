@@ -1,7 +1,7 @@
-"""What one process notices that an operator should know of. Nothing here waits: events are noted in memory, for `write`.
+"""Alerts noticed by one process. Nothing here waits: an event is noted in memory, and `write` hands it to the store.
 
 1. **The memory is bounded.** What finds no room is counted as dropped, and is noticed again, with the next request at the latest.
-2. **The store decides what is an event**, since other processes notice the same, see `gateway.alerts.outbox`. What this process
+2. **The store decides what is an event**, since other processes notice the same, see `gateway.alerts.event`. What this process
    noted is not noted again for `REPEAT_S`: a request of an account that is known to be low costs a look into a dictionary.
 3. Without `alerts:` in the configuration nothing is noted.
 """
@@ -17,12 +17,11 @@ from typing import Final
 import msgspec
 
 from gateway.alerts import event
-from gateway.alerts.event import Claim
-from gateway.alerts.outbox import Outbox
-from gateway.amounts import MICROS
-from gateway.config.alerts import AlertSettings
-from gateway.errors import StoreAway
-from gateway.log import Logger
+from gateway.alerts.event import EventClaim, Outbox
+from gateway.base.amounts import MICROS
+from gateway.base.errors import StoreAway
+from gateway.base.log import Logger
+from gateway.config.schema import AlertSettings
 from gateway.store.channels import Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
 
@@ -48,7 +47,7 @@ class Alerts:
     def __init__(self, client: Client, channels: Channels, settings: AlertSettings | None) -> None:
         self._outbox = Outbox(client)
         self._channels = channels
-        self._waiting: deque[Claim] = deque()
+        self._waiting: deque[EventClaim] = deque()
         self._noted: dict[Subject, tuple[int, float]] = {}
         self._low: set[str] = set()
         self._low_until = 0
@@ -92,7 +91,7 @@ class Alerts:
             end = now_ms + event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(now_ms, ends_at_ms) + event.LATE_MS
             made = event.budget_reached(account, token_id, window, used, limit, level, ends_at_ms)
             key = f"budget:{account}:{token_id}:{window}:{limit}:{ends_at_ms or 0}"
-            self._add(subject, Claim("reach", key, made, level, end))
+            self._add(subject, EventClaim("reach", key, made, level, end))
 
     def balance(self, account: str, available: int) -> None:
         """Note what an account may still spend, in micros: its balance and credit line, without what is held at the moment."""
@@ -103,12 +102,12 @@ class Alerts:
         if available >= threshold:
             if account in self._low or subject in self._noted:
                 self._noted.pop(subject, None)
-                if self._add(subject, Claim("leave", "low", value=account)):
+                if self._add(subject, EventClaim("leave", "low", value=account)):
                     self._low.discard(account)
                 else:
                     self._low.add(account)
         elif self._first(subject):
-            self._add(subject, Claim("join", "low", event.low_balance(account, available, threshold), account))
+            self._add(subject, EventClaim("join", "low", event.low_balance(account, available, threshold), account))
 
     def channel_states(self, statuses: Mapping[str, ChannelStatus]) -> None:
         """Note which channels the circuit breaker has closed for all accounts, and which of them work again.
@@ -123,7 +122,7 @@ class Alerts:
             if status.condition is Condition.HEALTHY:
                 if name not in self._up and now - self._healthy.setdefault(name, now) >= self.up_after_s:
                     self._noted.pop(subject, None)
-                    if self._add(subject, Claim("end", f"channel:{name}", event.channel_up(name))):
+                    if self._add(subject, EventClaim("end", f"channel:{name}", event.channel_up(name))):
                         self._up.add(name)
                 continue
             self._healthy.pop(name, None)
@@ -131,7 +130,7 @@ class Alerts:
                 self._up.discard(name)
                 if self._first(subject):
                     end = event.now_ms() + event.CHANNEL_WINDOW_MS
-                    self._add(subject, Claim("begin", f"channel:{name}", event.channel_down(name), name, end))
+                    self._add(subject, EventClaim("begin", f"channel:{name}", event.channel_down(name), name, end))
 
     def credential_refused(self, channel: str, index: int, of: int) -> None:
         """Note that an upstream refused a credential: the one with this index, of so many."""
@@ -139,7 +138,7 @@ class Alerts:
         if "credential" in self._kinds and self._first(subject):
             made = event.credential_refused(channel, index, of)
             end = event.now_ms() + event.CREDENTIAL_WINDOW_MS
-            self._add(subject, Claim("reach", f"credential:{channel}:{index}", made, 1, end))
+            self._add(subject, EventClaim("reach", f"credential:{channel}:{index}", made, 1, end))
 
     async def write(self) -> None:
         """Write a batch of what was noted to the store. Raises `StoreAway`; then the next call writes the same again."""
@@ -178,12 +177,12 @@ class Alerts:
             if len(page) < PAGE:
                 break
 
-    async def _claim(self, batch: list[Claim]) -> list[bool | BaseException]:
+    async def _claim(self, batch: list[EventClaim]) -> list[bool | BaseException]:
         """Count the events of a batch, in their order. Return for each whether there was room, or the error."""
         claims = [await self._with_reason(claim) for claim in batch]
         return await asyncio.gather(*map(self._outbox.claim, claims), return_exceptions=True)
 
-    async def _with_reason(self, claim: Claim) -> Claim:
+    async def _with_reason(self, claim: EventClaim) -> EventClaim:
         """Return the event of a channel that is down with its last error."""
         if claim.operation != "begin" or claim.event is None:
             return claim
@@ -192,7 +191,7 @@ class Alerts:
         made = event.channel_down(channel, shown.last_error)
         return msgspec.structs.replace(claim, event=msgspec.structs.replace(made, timestamp=claim.event.timestamp))
 
-    def _add(self, subject: Subject, claim: Claim) -> bool:
+    def _add(self, subject: Subject, claim: EventClaim) -> bool:
         """Let an event wait for `write`. Return whether there was room; otherwise it is not noted."""
         self.arrived.set()
         if len(self._waiting) < MAX_WAITING:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
+from gateway.base.errors import Misconfigured
 from gateway.config.schema import Config
 from gateway.config.secrets import secret_of
-from gateway.errors import Misconfigured
 
 VARIABLE: Final = "GATEWAY_ALERTS_SECRET"
 PREFIX: Final = "whsec_"

@@ -1,29 +1,42 @@
-"""The chain: the plugins in their order, checked when it is built, then run hook by hook."""
+"""The chain: the plugins in their order, checked when it is built, started and stopped within limits of time, then run hook by
+hook.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
-from gateway.chain.dialects import dialects_of
-from gateway.chain.end_hooks import run_end_hooks
-from gateway.chain.entry import Entry
-from gateway.chain.failover_hooks import may_fail_over
-from gateway.chain.failures import origin_of
-from gateway.chain.order import check_order
+from gateway.base.errors import GatewayError, Misconfigured, Refused
+from gateway.base.log import Logger
+from gateway.chain.end_hooks import may_fail_over, run_end_hooks
+from gateway.chain.entry import Entry, api_of, describe_error, is_cancellation, may_answer, origin_of
+from gateway.chain.plugin import PLUGIN_API
 from gateway.chain.request_hooks import RequestHooks
-from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S, start_all, stop_all
-from gateway.errors import Refused
-from gateway.exchange import Exchange, Operation
-from gateway.log import Logger
-from gateway.reply import Reply
-from gateway.services import Services
+from gateway.chain.services import Services
+from gateway.chat.dialect import Dialect
+from gateway.config.channel import auth_of, check_headers
+from gateway.config.decode import WrongSetting
+from gateway.domain.exchange import Exchange, Operation
+from gateway.domain.facts import Route
+from gateway.domain.reply import Reply
 from gateway.store.client.client import Client
 
 log = Logger("gateway.chain")
 
 Hook = Callable[..., None]
+
+START_LIMIT_S: Final = 20.0
+"""How long all plugins together may take to start."""
+STOP_LIMIT_S: Final = 3.0
+"""How long all plugins together may take to stop."""
+ABANDON_S: Final = 0.5
+"""How long a hook that is cancelled may take to end."""
+
+_PROVIDER: Final = "_provided_by"
+"""Where a dialect keeps the name of its plugin, so that a failure of any of its methods can name it."""
 
 
 class Chain:
@@ -130,3 +143,203 @@ def _guarded(entry: Entry, hook: Callable[..., Any]) -> Hook:
             log.error("plugin_failed", **origin_of(error, entry.name, hook.__name__), exc_info=error)
 
     return guarded
+
+
+def check_order(entries: Sequence[Entry]) -> None:
+    """Raise `Misconfigured` for a list that cannot work.
+
+    A fact is required that no plugin above provides, a plugin defines two forms of a hook, or one changes requests below one that
+    counts them.
+    """
+    provided: set[type] = set()
+    for index, entry in enumerate(entries):
+        for waiting, planning in (("on_request", "request_step"), ("on_end", "end_step")):
+            if entry.defines(waiting) and entry.defines(planning):
+                raise entry.wrong(f"'{entry.name}' defines both {waiting} and {planning}: keep one of them")
+        for fact in entry.plugin.requires:
+            if fact not in provided:
+                raise entry.wrong(_cure(entry.name, fact, entries[index + 1 :]))
+        if entry.on_error == "ignore":
+            needed = {fact for other in entries[index + 1 :] for fact in other.plugin.requires} | {Route}
+            for fact in needed.intersection(entry.plugin.provides):
+                raise entry.wrong(
+                    f"'{entry.name}' provides {fact.__name__}, which is needed: remove its `on_error: ignore`"
+                )
+        provided.update(entry.plugin.provides)
+        if entry.plugin.edits:
+            _check_editor(entry, entries[:index])
+    if Route not in provided:
+        wrong = entries[-1].wrong if entries else Misconfigured
+        raise wrong("nothing in the chain provides Route: add `- use: model-routing` as the last plugin")
+
+
+def warnings(entries: Sequence[Entry]) -> list[str]:
+    """Return a sentence for each allowed setting of the plugins that is probably a mistake."""
+    undeclared = (
+        f"`{entry.name}` does not say which API of plugins it is made for: write `API = {PLUGIN_API}` in its class"
+        for entry in entries
+        if api_of(type(entry.plugin)) is None
+    )
+    return [*_unrecorded(entries), *_answered_above_routing(entries), *undeclared]
+
+
+def _unrecorded(entries: Sequence[Entry]) -> Iterator[str]:
+    for index, entry in enumerate(entries):
+        if entry.plugin.sees_misdirected and index > 0:
+            above = ", ".join(f"`{other.name}`" for other in entries[:index])
+            yield f"`{entry.name}` is below {above}: requests refused there leave no record; move it to the top"
+            return
+
+
+def _answered_above_routing(entries: Sequence[Entry]) -> Iterator[str]:
+    routing = next((index for index, entry in enumerate(entries) if Route in entry.plugin.provides), 0)
+    for entry in entries[:routing]:
+        if may_answer(type(entry.plugin)):
+            name = entries[routing].name
+            yield (
+                f"`{entry.name}` answers requests above `{name}`: it answers also for models that the caller may not use; "
+                f"move it below `{name}`"
+            )
+
+
+def _check_editor(entry: Entry, above: Sequence[Entry]) -> None:
+    """Raise `Misconfigured` for a plugin that changes requests below one that has counted, held money or routed by them."""
+    if not entry.defines("on_request"):
+        raise entry.wrong(
+            f"'{entry.name}' declares `edits = True`: it needs an `on_request`, which changes the request"
+        )
+    for other in above:
+        if other.plugin.counts or Route in other.plugin.provides:
+            raise entry.wrong(
+                f"'{entry.name}' changes the request below '{other.name}', which decides by what it says: "
+                f"move '{entry.name}' above '{other.name}'"
+            )
+
+
+def _cure(name: str, fact: type, below: Sequence[Entry]) -> str:
+    problem = f"'{name}' needs {fact.__name__}, which nothing above it provides"
+    for entry in below:
+        if fact in entry.plugin.provides:
+            return f"{problem}: move '{entry.name}' above '{name}'"
+    return f"{problem}: add a plugin that provides it above '{name}'"
+
+
+async def start_all(
+    entries: Sequence[Entry], services: Services, limit_s: float, starting: Callable[[Entry], None]
+) -> None:
+    """Start every plugin, in `limit_s` together. If one fails, stop those that had started.
+
+    `starting` is called before each one. A `ValueError` becomes `Misconfigured`. Any other exception becomes a
+    `GatewayError`, because it may pass: a service that the plugin needs may not answer yet, and a service manager must go on
+    restarting the gateway.
+    """
+    deadline = time.monotonic() + limit_s
+    for index, entry in enumerate(entries):
+        starting(entry)
+        try:
+            entry.services = services.named(entry.name)
+            if await _in_time(entry.plugin.start(entry.services), deadline):
+                continue
+            raise GatewayError(str(entry.wrong(f"'{entry.name}' did not start within {limit_s:g} s")))
+        except BaseException as error:
+            await _close(entry, time.monotonic() + STOP_LIMIT_S)
+            await stop_all(entries[:index])
+            if isinstance(error, GatewayError) or is_cancellation(error):
+                raise
+            if isinstance(error, ValueError):
+                raise entry.wrong(f"'{entry.name}' does not start: {error}") from None
+            raise GatewayError(str(entry.wrong(f"'{entry.name}' does not start: {describe_error(error)}"))) from None
+
+
+async def stop_all(entries: Sequence[Entry], limit_s: float = STOP_LIMIT_S) -> None:
+    """Stop every plugin, last first, in `limit_s` together. What takes longer is cancelled and logged."""
+    deadline = time.monotonic() + limit_s
+    for entry in reversed(entries):
+        try:
+            if entry.services is not None and not await _in_time(entry.services.end_tasks(), deadline):
+                log.error("plugin_hangs", plugin=entry.name, hook="every")
+            if not await _in_time(entry.plugin.stop(), deadline):
+                log.error("plugin_hangs", plugin=entry.name, hook="stop")
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            log.error("plugin_failed", **origin_of(error, entry.name, "stop"), exc_info=error)
+        finally:
+            await _close(entry, deadline)
+
+
+async def _close(entry: Entry, deadline: float) -> None:
+    """End the work that a plugin began with its services."""
+    services, entry.services = entry.services, None
+    if services is not None and not await _in_time(services.close(), deadline):
+        log.error("plugin_hangs", plugin=entry.name, hook="every")
+
+
+async def _in_time(hook: Coroutine[Any, Any, None], deadline: float) -> bool:
+    """Run a hook until the deadline, and return whether it ended. Otherwise it is cancelled, and not waited for long."""
+    task = asyncio.ensure_future(_contained(hook))
+    try:
+        await asyncio.wait([task], timeout=max(ABANDON_S, deadline - time.monotonic()))
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=ABANDON_S)
+            return False
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if (error := task.result()) is not None:
+        raise error
+    return True
+
+
+async def _contained(hook: Coroutine[Any, Any, None]) -> BaseException | None:
+    """Run a hook and return its exception: a task that raises `SystemExit` or `KeyboardInterrupt` would end the event loop."""
+    try:
+        await hook
+    except BaseException as error:
+        if is_cancellation(error):
+            raise
+        return RuntimeError("it was cancelled") if isinstance(error, asyncio.CancelledError) else error
+    return None
+
+
+def provider_of(dialect: Dialect) -> str:
+    """Return the name of the plugin that provides a dialect, or of the dialect's class where it is in no chain."""
+    return str(vars(dialect).get(_PROVIDER, type(dialect).__name__))
+
+
+def wrong_attribute(dialect: Dialect) -> str:
+    """Return what is wrong with the attributes of a dialect, by which its requests are addressed, or nothing."""
+    name, path, headers = dialect.name, getattr(dialect, "path", None), dialect.headers
+    if not isinstance(name, str) or not name:
+        return "`name` must be a text, which channels have under `dialect:`"
+    if not isinstance(path, str) or not path.startswith("/") or not path.isascii() or not path.isprintable():
+        return "`path` must be a text that begins with /, as in `/messages`"
+    if not isinstance(headers, Mapping):
+        return "`headers` must be a mapping of names to values"
+    if not all(isinstance(text, str) for pair in headers.items() for text in pair):
+        return "`headers` must have texts alone"
+    try:
+        check_headers(headers, auth_of(str(dialect.auth)), has_credentials=True)
+    except WrongSetting as error:
+        return f"`{'.'.join(map(str, error.key_path))}` is wrong: {error}"
+    return ""
+
+
+def dialects_of(entries: Iterable[Entry]) -> Mapping[str, Dialect]:
+    """Return the dialects by name. Raises `Misconfigured` for a name that two plugins provide, and for an unusable dialect."""
+    found: dict[str, Dialect] = {}
+    for entry in entries:
+        for kind in entry.plugin.dialects:
+            try:
+                dialect = kind()
+                name = dialect.name
+            except Exception as error:
+                raise entry.wrong(f"'{entry.name}' has a dialect that cannot be made: {type(error).__name__}") from None
+            if wrong := wrong_attribute(dialect):
+                raise entry.wrong(f"'{entry.name}' has the dialect `{type(dialect).__name__}`, whose {wrong}")
+            if name in found:
+                raise entry.wrong(f"'{entry.name}' provides the dialect `{name}`, as a plugin above does: keep one")
+            vars(dialect)[_PROVIDER] = entry.name
+            found[name] = dialect
+    return found

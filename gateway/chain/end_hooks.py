@@ -1,4 +1,4 @@
-"""The end hooks of one exchange, and the steps that they plan.
+"""The end hooks of one exchange, the steps that they plan, and the hooks that decide on a further attempt.
 
 Hooks run in the reverse order of the list. Steps are collected, and sent together before the next `on_end`, and when all hooks
 have run. The failure of one affects no other.
@@ -10,13 +10,12 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation, origin_of
-from gateway.errors import GatewayError, StoreAway, StoreError
-from gateway.exchange import Exchange
-from gateway.log import Logger
+from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError
+from gateway.base.log import Logger
+from gateway.chain.entry import Entry, is_cancellation, origin_of
+from gateway.domain.exchange import Exchange
 from gateway.store.client.client import Client
-from gateway.store.client.step import Reply, Step, error_in, in_one_slot, planned, ran, submit
+from gateway.store.client.steps import Reply, Step, error_in, in_one_slot, planned, ran, submit
 
 log = Logger("gateway.chain")
 
@@ -152,7 +151,7 @@ class EndHooks:
         log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, reason=NOT_ITS_OUTCOME)
 
     def contain(self, entry: Entry, hook: str, error: BaseException) -> None:
-        """Log what a hook raised, or that it was given up. Raises an error that closes this coroutine."""
+        """Log the exception of a hook, or that the hook was given up. Raises an error that closes this coroutine."""
         if isinstance(error, GeneratorExit) and is_cancellation(error):
             raise error
         if is_cancellation(error) and (task := asyncio.current_task()) is not None:
@@ -161,3 +160,22 @@ class EndHooks:
         else:
             where = origin_of(error, entry.name, hook)
             log.error("plugin_failed", **where, request_id=self._exchange.id, exc_info=error)
+
+
+async def may_fail_over(exchange: Exchange, entries: Sequence[Entry]) -> bool:
+    """Return whether no plugin prevents a further attempt. What does is logged: the caller gets the failed attempt's error."""
+    for entry in entries:
+        try:
+            await entry.plugin.on_failover(exchange)
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            if isinstance(error, Refused | StoreAway):
+                reason = error.code if isinstance(error, Refused) else str(error)
+                log.warning("failover_refused", plugin=entry.name, request_id=exchange.id, reason=reason)
+            else:
+                where = origin_of(error, entry.name, "on_failover")
+                log.error("plugin_failed", **where, request_id=exchange.id, exc_info=error)
+            if entry.on_error == "refuse" or isinstance(error, Refused):
+                return False
+    return True

@@ -1,7 +1,8 @@
 """The request hooks of one exchange, and the steps that they plan.
 
 Hooks run in the order of the list. Steps are collected, and sent together before the next `on_request`, and when all hooks have
-run. What a plugin decides in `request_step` itself counts only once the steps above it have let the request pass.
+run. What a plugin decides in `request_step` itself counts only once the steps above it have let the request pass. A plugin that
+says so may change the request, in its `on_request` or its `explain`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gateway.chain.editing import editor_of
-from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation, origin_of
-from gateway.chain.hooks import place_of_hook
-from gateway.errors import GatewayError, Refused, StoreAway
-from gateway.exchange import Exchange
-from gateway.log import Logger
-from gateway.reply import Reply
+from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.base.log import Logger
+from gateway.chain.entry import Entry, is_cancellation, origin_of, place_of_hook
+from gateway.domain.exchange import Exchange
+from gateway.domain.reply import Reply
 from gateway.store.client.client import Client
-from gateway.store.client.retry import retried
-from gateway.store.client.step import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, run_steps
+from gateway.store.client.steps import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, retried, run_steps
 
 log = Logger("gateway.chain")
 
@@ -138,7 +135,7 @@ class RequestHooks:
                 raise PlanAgain
 
     async def _send(self) -> None:
-        """Send the planned steps and read their replies. Raises what the first step raises that does not let the request pass.
+        """Send the planned steps and read their replies. Raises the error of the first step that stops the request.
 
         Sets `_again` to the place in the list from which the plugins must plan again.
         """
@@ -218,3 +215,25 @@ def _check_reply(entry: Entry, reply: object) -> None:
         raise TypeError(
             f"`on_request` of '{entry.name}' returned a {type(reply).__name__}: return a Reply, or None{place}"
         )
+
+
+def editor_of(entry: Entry) -> str:
+    """Return the name of the plugin that changes the request. Raises `GatewayError` for one that does not declare it."""
+    if not entry.plugin.edits:
+        kind = type(entry.plugin).__name__
+        raise GatewayError(f"'{entry.name}' changes the request without declaring it: write `edits = True` in {kind}")
+    return entry.name
+
+
+class ExplainHooks:
+    """Stands in for the request hooks while a plugin explains itself: it may change the request as in `on_request`."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    async def before_body(self) -> None:
+        """Do nothing: there are no steps."""
+
+    def editor(self) -> str:
+        """Return the name of the plugin. Raises `GatewayError` where it does not declare that it changes requests."""
+        return editor_of(self._entry)

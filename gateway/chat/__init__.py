@@ -1,4 +1,4 @@
 """The bytes of chat completions: request bodies, event streams, token counts. Sans-I/O: nothing here opens a socket.
 
-Imports only `errors` and `compiled` from the rest of the gateway.
+Imports only `base` from the rest of the gateway.
 """

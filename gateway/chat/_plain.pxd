@@ -1,4 +1,4 @@
-"""Plain events, as `gateway.chat.plain_events` defines them, for the compiled modules."""
+"""Plain events, as `gateway.chat.sse` defines them, for the compiled modules."""
 
 from libc.string cimport memchr, memcmp
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The compiled search for plain events, which `gateway.chat.plain_events` describes."""
+"""The compiled search for plain events, which `gateway.chat.sse` describes."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memchr

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.errors import Refused
+from gateway.base.errors import Refused
 
 
 class ChatRequest(msgspec.Struct, frozen=True):

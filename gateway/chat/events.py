@@ -6,17 +6,25 @@
   an error event of its own in its place.
 - Most events are never parsed: a search for the quoted names of the few fields that matter decides. Quotes in JSON
   strings are escaped, so a model's text cannot hide a field; it can only cause a needless parse.
-- An event that differs from an earlier one only in its text is not searched: see `gateway.chat.template`.
+- An event that differs from an earlier one only in its text is not searched: see `gateway.chat.tokens.Template`.
 - A carriage return at the end of the data may be half of a line end: it ends an event once the next byte is there.
+
+`WatchedEvents` are events that were counted when they arrived, and may not be delivered after all, because a plugin ended the
+stream. What is counted of a stream is an estimate over all of its events, so nothing can be subtracted from it. Instead, the raw
+bytes are kept since a state that is known, and those that were delivered are counted again. What is charged is so a function of
+the events that were delivered, however they were cut on their way here.
+
+`ReplyEvents` are those of an answer that a plugin gives: `[DONE]` ends them. An upstream may report its usage after `[DONE]`, and
+its events are read as they come. What a plugin yields may be of any length.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from gateway.chat import chunks
-from gateway.chat.plain_events import plain_events
+from gateway.chat import sse
 from gateway.chat.sse import (
     CARRIAGE_RETURN,
     EVENT_BOUNDARY,
@@ -25,16 +33,23 @@ from gateway.chat.sse import (
     QUOTE,
     boundary_pattern,
     parse_event,
+    plain_events,
     whole_events,
 )
-from gateway.chat.template import ALL, Template
-from gateway.chat.tokens import OutputCounter, measure
+from gateway.chat.tokens import ALL, OutputCounter, Template, measure
 from gateway.chat.usage import ReportedUsage
 
 MAX_PARSED: Final = 16
 """Events that `feed` takes singly."""
 
 _NONE: Final[frozenset[bytes]] = frozenset()
+
+END: Final = b"."
+"""Follows the data, since an event may end with a carriage return."""
+KEPT: Final = 32 * 1024
+"""Raw bytes after which a new state is kept."""
+MOST_KEPT: Final = 1 << 20
+"""Raw bytes after which it is kept although an event was read in it that is not relayed."""
 
 
 class EventStream:
@@ -172,7 +187,7 @@ class EventStream:
             self._ended_at_boundary = True
             return self._end_overlong(rest) if self._in_overlong else self._take_event(rest)
         if parse_event(rest)[1] == b"[DONE]":
-            self._note_finish(b"", chunks.TEXT, is_done=True)
+            self._note_finish(b"", sse.TEXT, is_done=True)
         unfinished = [line for line in rest.splitlines() if line and not line.startswith(b":")]
         self._ended_at_boundary = not (self._in_overlong or unfinished)
         return b""
@@ -249,9 +264,9 @@ class EventStream:
         if not data and name != b"error":
             return event if self.error is None else b""
         is_done = data == b"[DONE]"
-        chunk = chunks.TEXT if is_done else chunks.read(name, data)
+        chunk = sse.TEXT if is_done else sse.read(name, data)
         if self._choices > 1:
-            self._appeared |= chunks.indexes(data)
+            self._appeared |= sse.indexes(data)
         dropped = chunk.empty and (self._drop_usage if chunk.only_usage else self._drop_empty)
         relayed = self.error is None and not dropped
         if chunk.error and self.error is None:
@@ -259,7 +274,7 @@ class EventStream:
             relayed = self.error_relayed = chunk.raises
         self.started = self.started or relayed or chunk.error
         self._note_finish(event, chunk, is_done)
-        self.completion_id = self.completion_id or chunks.id_text(chunk.id)
+        self.completion_id = self.completion_id or sse.id_text(chunk.id)
         if relayed:
             self.events += 1
             if not (chunk.error or chunk.empty or is_done):
@@ -270,7 +285,7 @@ class EventStream:
         self.concluded = self.error is not None or self.done or (self.all_finished and self.usage.final)
         return event if relayed else b""
 
-    def _note_finish(self, event: bytes, chunk: chunks.Chunk, is_done: bool) -> None:
+    def _note_finish(self, event: bytes, chunk: sse.Chunk, is_done: bool) -> None:
         """Note `[DONE]` and the finish of choices. Usage reported before is final if no text came after it."""
         if not (is_done or chunk.finished):
             return
@@ -280,8 +295,125 @@ class EventStream:
         if self.all_finished and no_more_output:
             self.usage.set_final()
 
-    def _count_output(self, event: bytes, chunk: chunks.Chunk) -> None:
+    def _count_output(self, event: bytes, chunk: sse.Chunk) -> None:
         if chunk.finished or chunk.counts is not None:
             self.output.add_measured(event)  # its size is not that of its text
         else:
             self.output.add(event, 1)
+
+
+_STATE: Final = tuple(name for name in EventStream.__slots__ if name not in ("_pending", "output", "template", "usage"))
+
+
+def whole_up_to(data: bytes, most: int) -> bytes:
+    """Return the whole events that the data begins with, of `most` bytes together, without `[DONE]`: the answer is not whole."""
+    end = 0
+    for event in whole_events(data + END):
+        if end + len(event) > most or parse_event(event)[1] == b"[DONE]":
+            break
+        end += len(event)
+    return data[:end]
+
+
+class WatchedEvents(EventStream):
+    """An event stream whose last events may be withdrawn. After what was relayed, call `deliver` or `withdraw`."""
+
+    __slots__ = ("_all_relayed", "_at_mark", "_delivered", "_raw", "_undelivered")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._all_relayed = True
+        """The last event that was read is relayed."""
+        self._undelivered = 0
+        self._keep_state()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take data from the upstream and return the data to relay now."""
+        self._raw += data
+        self._all_relayed = True
+        relayed = super().feed(data)
+        self._undelivered += len(relayed)
+        return relayed
+
+    def close(self) -> bytes:
+        """Return what the clean end of the upstream's data completes."""
+        before = self._undelivered
+        relayed = super().close()
+        self._undelivered = before + len(relayed)
+        return relayed
+
+    def deliver(self, held: int) -> None:
+        """Note that all that was relayed is delivered, but `held` bytes of an event that is too long to wait for."""
+        self._delivered += self._undelivered
+        self._undelivered = 0
+        kept = len(self._raw)
+        if (kept > KEPT and self._all_relayed) or kept > MOST_KEPT or self._in_overlong:
+            self._keep_state(held)
+
+    def withdraw(self, kept: int) -> None:
+        """Count nothing that was relayed since the last delivery but its first `kept` events. Nothing can be fed afterwards."""
+        state, pending, held, output, usage = self._at_mark
+        for name, value in zip(_STATE, state, strict=True):
+            setattr(self, name, value)
+        self.output, self.usage = output, usage
+        self._pending.clear()
+        relayed = 0
+        for event in whole_events(pending + self._raw + END):
+            if relayed >= self._delivered and kept <= 0:
+                break
+            if self._in_overlong:
+                took = len(self._end_overlong(event))
+                self.output.add_unread(held)
+            else:
+                took = len(self._take_event(event))
+            relayed += took
+            kept -= took > 0 and relayed > self._delivered
+
+    def _take_event(self, event: bytes) -> bytes:
+        relayed = super()._take_event(event)
+        self._all_relayed = bool(relayed)
+        return relayed
+
+    def _keep_state(self, held: int = 0) -> None:
+        state = [getattr(self, name) for name in _STATE]
+        self._at_mark = state, bytes(self._pending), held, self.output.copy(), copy(self.usage)
+        self._raw = bytearray()
+        self._delivered = 0
+
+
+class ReplyEvents(WatchedEvents):
+    """An event stream of which nothing is relayed, read or counted after `[DONE]`. It is not concluded before its end."""
+
+    __slots__ = ("_at_end",)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._at_end = False
+
+    def end(self) -> None:
+        """Let the next call of `feed`, which is without data, return what the end of the data completes."""
+        self._at_end = True
+
+    def feed(self, data: bytes) -> bytes:
+        """Take data and return the data to relay now. Raises `RuntimeError` for an error event."""
+        if self.done:
+            self.backlog = False
+            return b""
+        relayed = self.close() if self._at_end else super().feed(data)
+        if self.error is not None:
+            raise RuntimeError("the events of its reply have an error: raise `Refused` instead")
+        return relayed
+
+    def close(self) -> bytes:
+        """Return what the end of the data completes."""
+        relayed = b"" if self.done else super().close()
+        self.concluded = self.done
+        return relayed
+
+    def _take_event(self, event: bytes) -> bytes:
+        relayed = b"" if self.done else super()._take_event(event)
+        self.concluded = False
+        return relayed
+
+    def _take_overlong(self) -> bytes:
+        return b"" if self.done else super()._take_overlong()

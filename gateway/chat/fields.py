@@ -1,4 +1,4 @@
-"""The names of a body's fields: those that are checked, and those that an upstream may read in place of a checked one.
+"""Names of a body's fields: checked fields, and refused fields that an upstream may read in place of a checked one.
 
 A field in another spelling (`Max_Tokens`), or under another server's name (`n_predict`), passes every check of `max_tokens`
 unseen, and yet decides what an upstream generates. Such fields are refused.
@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from gateway.errors import Refused
+from gateway.base.errors import Refused
 
 CEILINGS: Final = ("max_tokens", "max_completion_tokens")
 CHECKED: Final = frozenset({"model", "messages", "stream", "stream_options", "temperature", "n", *CEILINGS})

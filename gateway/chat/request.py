@@ -7,28 +7,61 @@
 - No field chooses an upstream's address or credential: only `model` decides where the request goes.
 - A body is never decoded to Python objects as a whole. Skipping a value checks its syntax fully (numbers, escapes,
   surrogate pairs, control characters), but neither the encoding of its strings nor its depth; both are checked here.
+- A change (`changed`) sets fields and drops fields. The whole body is encoded again and goes through the same checks as one of a
+  caller, so that a change can do nothing that a caller could not ask for. Values of Python that are not JSON are refused: an
+  encoder writes more than JSON has (NaN as null, bytes as Base64, a set as an array, a number that is a key as a string), and the
+  meaning would be lost without a word.
+- `FixedFields` are put into the top level of a body, which is encoded again in any case: the caller's other values stay as they
+  are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import json
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, MutableMapping
+from math import isfinite
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.chat.bounds import check_bounds, check_encoding, too_deep
-from gateway.chat.fields import CEILINGS, check_names, check_option_names
-from gateway.chat.fixed_fields import FixedFields
-from gateway.chat.prompt import Message, estimate_tokens
-from gateway.chat.prompt_bound import DEFAULTS, PartTokens, PromptBound, bound_prompt
-from gateway.errors import Refused
+from gateway.base.errors import GatewayError, Refused
+from gateway.chat.fields import CEILINGS, check_names, check_option_names, fold_case
+from gateway.chat.prompt import (
+    DEFAULTS,
+    REQUEST_ALLOWANCE,
+    Message,
+    PartTokens,
+    PromptBound,
+    bound_prompt,
+    check_bounds,
+    check_encoding,
+    estimate_tokens,
+    too_deep,
+)
 
 MAX_MODEL_NAME_LENGTH: Final = 256
 SMALL_BYTES: Final = 64 * 1024
 
 Value = TypeVar("Value")
 BodyPart = bytes | memoryview
+
+_encode = msgspec.json.Encoder().encode
+_top = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text = msgspec.json.Decoder(str)
+_messages = msgspec.json.Decoder(list[Message])
+_number = msgspec.json.Decoder(float | None)
+_integer = msgspec.json.Decoder(int | None)
+_boolean = msgspec.json.Decoder(bool | None)
+_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+FIXED: Final = frozenset({"stream", "stream_options"})
+"""How the answer is delivered. The caller reads what it asked for."""
+
+MOST_LEVELS: Final = 200
+"""More than a body may have: that limit is checked with the whole body."""
+
+_one_value: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class BodyRules(msgspec.Struct, frozen=True):
@@ -115,16 +148,6 @@ class Body(msgspec.Struct, frozen=True):
         elif self._stream_options:
             top["stream_options"] = self._stream_options
         return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
-
-
-_encode = msgspec.json.Encoder().encode
-_top = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_text = msgspec.json.Decoder(str)
-_messages = msgspec.json.Decoder(list[Message])
-_number = msgspec.json.Decoder(float | None)
-_integer = msgspec.json.Decoder(int | None)
-_boolean = msgspec.json.Decoder(bool | None)
-_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
 def _encode_in_parts(top: dict[str, object]) -> list[BodyPart]:
@@ -262,3 +285,142 @@ def _invalid_field(param: str, message: str) -> Refused:
 
 def _invalid_json(reason: str) -> Refused:
     return Refused(400, "invalid_json", f"The body is not valid JSON: {reason}. Send a JSON object in UTF-8.")
+
+
+async def changed(
+    body: Body,
+    fields: Mapping[str, object],
+    drop: Collection[str],
+    check: Callable[[bytes], Awaitable[Body]],
+    editor: str,
+) -> Body | None:
+    """Return the body with some fields set and others dropped, checked; None where that changes nothing.
+
+    Raises `GatewayError`, which names the plugin `editor`, for a change that is not valid, and `Refused` for one that makes the
+    body too large.
+    """
+    try:
+        raw = edited(body, fields, drop)
+        return None if raw is None else await check(raw)
+    except (Refused, ValueError, TypeError) as error:
+        if isinstance(error, Refused) and error.status != 400:
+            raise
+        raise GatewayError(f"'{editor}' makes a request that is not valid: {error}") from None
+
+
+def edited(body: Body, fields: Mapping[str, object], drop: Collection[str]) -> bytes | None:
+    """Return a body with some fields set and others dropped, in JSON; None where that changes nothing.
+
+    Raises `ValueError` for a field that cannot be changed, and `ValueError` or `TypeError` for one that JSON does not have.
+    """
+    if isinstance(drop, str):
+        raise TypeError(f"`drop` is a list of names: [{drop!r}]")
+    if not body.top:
+        raise ValueError("the body cannot be changed any more: its values were freed")
+    for name in FIXED.intersection((*fields, *drop)):
+        raise ValueError(f"`{name}` cannot be changed: the caller decides how its answer is delivered")
+    before = body.top
+    top: dict[str, object] = dict(before)
+    for name in drop:
+        top.pop(name, None)
+    for name, value in fields.items():
+        check_field(name, value)
+        top[name] = value if isinstance(value, msgspec.Raw) else msgspec.Raw(_encode(value))
+    return None if top == before else _encode(top)
+
+
+class FixedFields:
+    """The fields of one channel."""
+
+    def __init__(self, always: Mapping[str, Any], never: Iterable[str]) -> None:
+        self._always = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in always.items()}
+        self._replaced = frozenset(map(fold_case, (*always, *never)))
+
+    def replaces(self, name: str) -> bool:
+        """Return whether a field of a caller is dropped, or set to another value."""
+        return fold_case(name) in self._replaced
+
+    def apply(self, top: MutableMapping[str, Any]) -> None:
+        """Drop and set the fields of a body's top level."""
+        for name in filter(self.replaces, list(top)):
+            del top[name]
+        top.update(self._always)
+
+    def tokens_bound(self) -> int:
+        """Return the most tokens that the fields that are set can add to a prompt."""
+        if not self._always:
+            return 0
+        steps = bound_prompt(msgspec.json.encode(self._always), self._always, ())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                bound: int = end.value.text
+                return bound - REQUEST_ALLOWANCE
+
+
+def check_field(name: object, value: object) -> None:
+    """Raise `ValueError` or `TypeError` for a field that JSON does not have. Lists and tuples are arrays.
+
+    `msgspec.Raw` is one value in JSON.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a field is named by a {type(name).__name__}: in JSON, names are text")
+    try:
+        _check_text(name)
+        _check(value, MOST_LEVELS)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"`{ascii(name[:64])[1:-1]}` {error}") from None
+
+
+def _check(value: object, levels: int) -> None:
+    if value is None or isinstance(value, bool | int):
+        return
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, float):
+        if not isfinite(value):
+            raise ValueError(f"has {value}, which JSON does not have")
+    elif isinstance(value, msgspec.Raw):
+        _check_raw(value)
+    elif not isinstance(value, dict | list | tuple):
+        raise TypeError(f"has a value of the type {type(value).__name__}, which JSON does not have")
+    elif not levels:
+        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise TypeError(f"has a name of the type {type(name).__name__}: in JSON, names are text")
+            _check_text(name)
+            _check(each, levels - 1)
+    else:
+        for each in value:
+            _check(each, levels - 1)
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("has half of a surrogate pair, which UTF-8 does not have") from None
+
+
+def _check_raw(raw: msgspec.Raw) -> None:
+    try:
+        _one_value.decode(raw)  # with more than one, it could set other fields
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"is not one value in JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+
+
+def decode(data: bytes) -> Any:
+    """Return a JSON value, also one with infinite numbers or half characters. Raises `ValueError`."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(data.decode("utf-8", "replace"))
+
+
+def joined_halves(text: str) -> str:
+    """Return a text without half characters: two halves that meet are one character, any other is replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,16 +1,67 @@
-"""Token usage of a response: what the upstream reports, and what counts where it reports too little. Sans-I/O."""
+"""Token usage of a response: what the upstream reports, in any of the dialects of OpenAI's API, and what counts where it reports
+too little. Sans-I/O.
+
+A usage object is read by these rules:
+
+- **Tokens of the prompt** are `prompt_tokens`, or `input_tokens`. Those that were read from a cache or written to one are part of
+  them, unless the names or the numbers show that they come beside: then they are added.
+- **Output** is the larger of `completion_tokens` and of what `total_tokens` leaves beside the prompt: some upstreams count
+  reasoning in the total alone, and bill it as output.
+- **A number that is no count** (negative, not a number, larger than `MAX_COUNT`) is as good as none; a fraction is rounded to the
+  whole number that costs more. A usage object with such a count of the prompt, the output or the total is not certain: the larger
+  of it and the estimate is charged.
+- **Where several names tell the cached tokens**, the smallest of them counts, and of those that tell the written ones the
+  largest. A 0 tells nothing: some upstreams fill names that they do not use with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from decimal import ROUND_CEILING, Decimal
+from math import ceil, floor
+from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.chat.counts import Counts
-
 BYTES_PER_TOKEN: Final = 4
 """How many bytes are counted as one token, where the upstream reports no usage."""
+
+MAX_COUNT: Final = 1 << 40
+MAX_KEPT: Final = 4096
+"""Bytes of a usage object that is kept as it came. A larger one is not kept."""
+MAX_COST_MICROS: Final = 10**15
+
+COUNTS: Final = frozenset(("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"))
+"""An object that has nothing else needs no closer look: some upstreams send one with each event."""
+CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens", "cache_read_input_tokens")
+"""Tokens read from a cache: as DeepSeek, Moonshot and Together, Mistral, and translations of Anthropic's API name them."""
+WRITTEN: Final = ("cache_creation_input_tokens", "cache_write_tokens", "cache_creation")
+"""Tokens written to one: as Anthropic and Alibaba, OpenAI and OpenRouter name them; `cache_creation` has them by their lifetime."""
+SPLIT: Final = frozenset((*CACHED, *WRITTEN))
+DETAILS: Final = ("prompt_tokens_details", "prompt_token_details", "input_tokens_details")
+BESIDE: Final = frozenset(("cache_read_input_tokens", "cache_creation_input_tokens"))
+"""Anthropic's names, which it uses for tokens that `input_tokens` does not contain."""
+COSTS: Final = frozenset(("cost", "estimated_cost", "cost_in_usd_ticks"))
+TICKS_PER_MICRO: Final = 10_000
+"""xAI states the cost in ticks, of which a dollar has 10^10."""
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """The counts of one usage object. 0 stands for a count that is missing, 0, or not a number of tokens.
+
+    `prompt` contains `cached` and `written`, which are never more. `total` is set only where neither side can be derived from it.
+    `cost_micros`: the cost that the upstream states. `text`: the object as it came, empty where it is too large.
+    """
+
+    prompt: int = 0
+    completion: int = 0
+    total: int = 0
+    cached: int = 0
+    written: int = 0
+    certain: bool = True
+    cost_micros: int | None = None
+    text: bytes = b""
+
 
 NONE: Final = Counts()
 
@@ -93,7 +144,7 @@ class ReportedUsage(msgspec.Struct):
         self.total_final = certain and self.total > 0
 
     def usage(self, estimate_prompt: Callable[[], int], estimate_completion: Callable[[], int]) -> Usage:
-        """Return the usage to charge: what is final, and else the larger of reported and estimated, for each side."""
+        """Return the usage to charge, for prompt and output each: the final count, or else the larger of report and estimate."""
         if self.prompt_final and self.completion_final:
             return self._usage(self.prompt, self.completion, "upstream")
         completion = self.completion if self.completion_final else max(self.completion, estimate_completion())
@@ -112,3 +163,106 @@ class ReportedUsage(msgspec.Struct):
             written = min(written, prompt)
             cached = min(cached, prompt - written)
         return Usage(prompt, completion, source, cached, written, 1)
+
+
+def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
+    """Return the counts of a usage object in JSON; None where it reports none.
+
+    A side that is missing is the total less the other one.
+    """
+    try:
+        told = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(told, dict):
+        return None
+    prompt, certain_prompt = _either(told, "prompt_tokens", "input_tokens")
+    completion, certain_completion = _either(told, "completion_tokens", "output_tokens")
+    stated = told.get("total_tokens")
+    total = _count(stated)
+    if not (prompt or completion or total):
+        return None
+    certain = certain_prompt and certain_completion and total == (stated or 0)
+    cached = written = 0
+    plain = COUNTS.issuperset(told)
+    prompt = prompt or (max(0, total - completion) if completion else 0)
+    if prompt and not plain:
+        cached, written = _split(told)
+        if (cached or written) and _is_beside(told, prompt, completion, total, cached + written):
+            prompt += cached + written
+    if prompt and total - prompt > completion:
+        completion = total - prompt
+    text = bytes(raw)
+    return Counts(
+        prompt,
+        completion,
+        0 if prompt or completion else total,
+        cached,
+        written,
+        certain,
+        None if plain or COSTS.isdisjoint(told) else _cost_micros(told),
+        text if len(text) <= MAX_KEPT else b"",
+    )
+
+
+def _either(told: dict[str, Any], name: str, other: str) -> tuple[int, bool]:
+    """Return the count under one of two names, and whether the values are certain: a count, 0 or null."""
+    value = told.get(name)
+    if type(value) is int and 0 < value <= MAX_COUNT:  # nearly always
+        return value, True
+    count = _count(value)
+    certain = count == (value or 0)
+    if count or other not in told:
+        return count, certain
+    value = told[other]
+    count = _count(value)
+    return count, certain and count == (value or 0)
+
+
+def _split(told: dict[str, Any]) -> tuple[int, int]:
+    """Return how many tokens were read from a cache, and how many were written to one."""
+    cached = written = 0
+    places = [] if SPLIT.isdisjoint(told) else [told]
+    for name in DETAILS:
+        if isinstance(place := told.get(name), dict):
+            places.append(place)
+    for place in places:
+        for name in CACHED:
+            if (value := place.get(name)) and (count := _count(value, floor)) and not 0 < cached <= count:
+                cached = count
+        for name in WRITTEN:
+            if value := place.get(name):
+                count = sum(map(_count, value.values())) if isinstance(value, dict) else _count(value)
+                written = max(written, count)
+    return cached, written
+
+
+def _is_beside(told: dict[str, Any], prompt: int, completion: int, total: int, split: int) -> bool:
+    """Return whether the tokens of the split are not among those of the prompt."""
+    if split > prompt:
+        return True
+    if BESIDE.isdisjoint(told) or not any(_count(told.get(name)) for name in BESIDE):
+        return False
+    return not _count(told.get("prompt_tokens")) or total == prompt + completion + split
+
+
+def _count(value: object, rounded: Any = ceil) -> int:
+    if type(value) is float and 0 < value <= MAX_COUNT:
+        value = rounded(value)
+    return value if type(value) is int and 0 < value <= MAX_COUNT else 0
+
+
+def _cost_micros(told: dict[str, Any]) -> int | None:
+    """Return the cost that the upstream states, rounded up; None where it states none."""
+    if (ticks := told.get("cost_in_usd_ticks")) is not None:
+        return _micros(ticks, Decimal(1) / TICKS_PER_MICRO)
+    cost = told.get("cost", told.get("estimated_cost"))
+    return _micros(cost.get("total_cost") if isinstance(cost, dict) else cost, Decimal(1_000_000))
+
+
+def _micros(amount: object, micros: Decimal) -> int | None:
+    """Return an amount in micros. The shortest digits of a binary fraction are those that the upstream wrote."""
+    if type(amount) not in (int, float) or not 0 <= amount <= MAX_COST_MICROS:  # type: ignore[operator]
+        return None
+    result = int((Decimal(repr(amount)) * micros).to_integral_value(ROUND_CEILING))
+    return result if result <= MAX_COST_MICROS else None

@@ -1,4 +1,4 @@
-"""The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
+"""The command `gateway`: one file for each subcommand. Imports `serve` and what lies below it.
 
 The exit codes are in the file exits.py. A command whose output is closed before its end, as by `| head`, ends by SIGPIPE without a
 word.

@@ -22,6 +22,7 @@ from gateway.cli.account_options import (
 from gateway.cli.account_tables import fields_of, json_of, print_account, print_accounts
 from gateway.cli.allowance import BudgetOption, LimitOption, given_budgets, given_limits, report_in_words
 from gateway.cli.archive import archive
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -33,14 +34,13 @@ from gateway.cli.common import (
     print_fields,
     print_json,
 )
-from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.cli.ledger import ledger
 from gateway.cli.named import account_at, names_in, print_notes
 
 if TYPE_CHECKING:
-    from gateway.management.accounts import AccountNow, ChangedAccount
-    from gateway.management.money import Booked
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.accounts import AccountNow, ChangedAccount
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.money import Booked
     from gateway.store.accounts import Account
 
 PAGE: Final = 1000
@@ -74,21 +74,21 @@ def create(
     Example: `gateway account create alice --group default --credit 5.00`
     """
 
-    async def work(desk: Desk) -> Account:
-        from gateway.management import accounts, money
-        from gateway.management.accounts import NewAccount
-        from gateway.management.allowance import GivenBudgets
-        from gateway.management.money import NewCredit
+    async def work(client: ActionClient) -> Account:
+        from gateway.admin.actions import accounts, money
+        from gateway.admin.actions.accounts import NewAccount
+        from gateway.admin.actions.inputs import GivenBudgets
+        from gateway.admin.actions.money import NewCredit
 
         budgets = GivenBudgets(**given_budgets(budget))
         body = NewAccount(account_id, group or "default", budgets=budgets, external_id=external_id or "")
-        created = await accounts.create(desk, body=body)
+        created = await accounts.create(client, body=body)
         if credit is None:
             return created
-        await money.credit(desk, account_id, body=NewCredit(f"opening-{account_id}", credit))
-        return await accounts.read(desk, account_id)
+        await money.credit(client, account_id, body=NewCredit(f"opening-{account_id}", credit))
+        return await accounts.read(client, account_id)
 
-    print_account(run_at_desk(config, api, work), as_json)
+    print_account(run_with_client(config, api, work), as_json)
 
 
 @account.command("list")
@@ -100,19 +100,19 @@ def list_(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOptio
     Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """
 
-    async def work(desk: Desk) -> list[Account]:
-        from gateway.management import accounts
-        from gateway.management.accounts import Accounts
+    async def work(client: ActionClient) -> list[Account]:
+        from gateway.admin.actions import accounts
+        from gateway.admin.actions.accounts import AccountQuery
 
         found: list[Account] = []
         after: str | None = ""
         while after is not None:
-            page = await accounts.list_(desk, query=Accounts(PAGE, after))
+            page = await accounts.list_(client, query=AccountQuery(PAGE, after))
             found += page.data
             after = page.next
         return found
 
-    found = run_at_desk(config, api, work)
+    found = run_with_client(config, api, work)
     if as_json:
         for each in found:
             print_json(each)
@@ -129,12 +129,12 @@ def show(
     Example: `gateway account show alice --json`
     """
 
-    async def work(desk: Desk) -> AccountNow:
-        from gateway.management import accounts
+    async def work(client: ActionClient) -> AccountNow:
+        from gateway.admin.actions import accounts
 
-        return await accounts.read(desk, await account_at(desk, account_id))
+        return await accounts.read(client, await account_at(client, account_id))
 
-    found = run_at_desk(config, api, work)
+    found = run_with_client(config, api, work)
     if as_json:
         print_json(json_of(found) | {"budget_use": found.budget_use})
     else:
@@ -163,15 +163,15 @@ def credit(
     if value is None or not transaction:
         raise typer.BadParameter("give an account, an amount and --transaction, or a file with --from")
 
-    async def work(desk: Desk) -> Account:
-        from gateway.management import accounts, money
-        from gateway.management.money import NewCredit
+    async def work(client: ActionClient) -> Account:
+        from gateway.admin.actions import accounts, money
+        from gateway.admin.actions.money import NewCredit
 
-        name = await account_at(desk, account_id)
-        _note(await money.credit(desk, name, body=NewCredit(transaction, value)))
-        return await accounts.read(desk, name)
+        name = await account_at(client, account_id)
+        _note(await money.credit(client, name, body=NewCredit(transaction, value)))
+        return await accounts.read(client, name)
 
-    print_account(run_at_desk(config, api, work), as_json)
+    print_account(run_with_client(config, api, work), as_json)
 
 
 @account.command(context_settings={"ignore_unknown_options": True})
@@ -189,15 +189,15 @@ def adjust(
     Example: `gateway account adjust alice -0.50 --transaction fix-17 --reason "credited twice by hand"`
     """
 
-    async def work(desk: Desk) -> Account:
-        from gateway.management import accounts, money
-        from gateway.management.money import NewAdjustment
+    async def work(client: ActionClient) -> Account:
+        from gateway.admin.actions import accounts, money
+        from gateway.admin.actions.money import NewAdjustment
 
-        name = await account_at(desk, account_id)
-        _note(await money.adjust(desk, name, body=NewAdjustment(transaction, value, reason)))
-        return await accounts.read(desk, name)
+        name = await account_at(client, account_id)
+        _note(await money.adjust(client, name, body=NewAdjustment(transaction, value, reason)))
+        return await accounts.read(client, name)
 
-    print_account(run_at_desk(config, api, work), as_json)
+    print_account(run_with_client(config, api, work), as_json)
 
 
 @account.command("set")
@@ -230,10 +230,10 @@ def set_(
     """
     limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
 
-    async def work(desk: Desk) -> ChangedAccount:
-        from gateway.management import accounts
-        from gateway.management.accounts import AccountChange
-        from gateway.management.allowance import GivenBudgets, GivenLimits
+    async def work(client: ActionClient) -> ChangedAccount:
+        from gateway.admin.actions import accounts
+        from gateway.admin.actions.accounts import AccountChange
+        from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
 
         given = {
             "group": group,
@@ -246,9 +246,9 @@ def set_(
         body = AccountChange(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
         if body == AccountChange():
             raise nothing_given("gateway account set alice --group trial")
-        return await accounts.change(desk, await account_at(desk, account_id), body=body)
+        return await accounts.change(client, await account_at(client, account_id), body=body)
 
-    changed = run_at_desk(config, api, work)
+    changed = run_with_client(config, api, work)
     print_notes(changed.notes)
     print_account(changed, as_json)
 
@@ -288,21 +288,21 @@ def close(
     Example: `gateway account close alice --yes`
     """
 
-    async def look(desk: Desk) -> Account:
-        from gateway.management import accounts
+    async def look(client: ActionClient) -> Account:
+        from gateway.admin.actions import accounts
 
-        return await accounts.read(desk, await account_at(desk, account_id))
+        return await accounts.read(client, await account_at(client, account_id))
 
-    async def work(desk: Desk) -> Account:
-        from gateway.management import accounts
+    async def work(client: ActionClient) -> Account:
+        from gateway.admin.actions import accounts
 
-        return await accounts.close(desk, await account_at(desk, account_id))
+        return await accounts.close(client, await account_at(client, account_id))
 
     if not yes:
-        found = run_at_desk(config, api, look)
+        found = run_with_client(config, api, look)
         text = f"Close `{found.id}`, balance {amount(found.balance_micros)}, permanently?"
         confirm(text)
-    print_account(run_at_desk(config, api, work), as_json)
+    print_account(run_with_client(config, api, work), as_json)
 
 
 account.command()(ledger)
@@ -314,13 +314,13 @@ account.command("import")(import_)
 def _set_status(
     config: Path | None, api: str | None, account_id: str, status: Literal["active", "suspended"], as_json: bool
 ) -> None:
-    async def work(desk: Desk) -> Account:
-        from gateway.management import accounts
-        from gateway.management.accounts import AccountChange
+    async def work(client: ActionClient) -> Account:
+        from gateway.admin.actions import accounts
+        from gateway.admin.actions.accounts import AccountChange
 
-        return await accounts.change(desk, await account_at(desk, account_id), body=AccountChange(status=status))
+        return await accounts.change(client, await account_at(client, account_id), body=AccountChange(status=status))
 
-    print_account(run_at_desk(config, api, work), as_json)
+    print_account(run_with_client(config, api, work), as_json)
 
 
 def _note(booked: Booked) -> None:

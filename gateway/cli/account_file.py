@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gateway.base.errors import Misconfigured, StoreAway
+from gateway.base.text import counted, shown
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import ConfigOption, JsonOption, amount, micros, print_json
-from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.cli.named import EXTERNAL
-from gateway.errors import Misconfigured, StoreAway
-from gateway.tools.plain_text import counted, shown
 
 if TYPE_CHECKING:
-    from gateway.management.imports import AccountRow, CreditRow, Imported
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.imports import AccountRow, CreditRow, Imported
 
     Row = AccountRow | CreditRow
 
@@ -60,13 +60,13 @@ def import_(
 
 def run_file(file: Path, config: Path | None, api: str | None, as_json: bool, *, create: bool) -> None:
     """Do what a file says, and print a report. With `create`, accounts that are missing are created."""
-    from gateway.management.imports import Imported
+    from gateway.admin.actions.imports import Imported
 
     report = Imported()
     rows = list(_rows(file, report, create=create))
     report.rows = len(rows) + len(report.refused)
     try:
-        run_at_desk(config, api, lambda desk: _do(desk, rows, report, tries=1 if api is None else TRIES))
+        run_with_client(config, api, lambda client: _do(client, rows, report, tries=1 if api is None else TRIES))
     except StoreAway:
         if not as_json:
             _print(report)
@@ -81,11 +81,11 @@ def run_file(file: Path, config: Path | None, api: str | None, as_json: bool, *,
         raise typer.Exit(1)
 
 
-async def _do(desk: Desk, rows: Sequence[Row], report: Imported, *, tries: int) -> None:
+async def _do(client: ActionClient, rows: Sequence[Row], report: Imported, *, tries: int) -> None:
     """Do all rows in batches, and say how far it is. A batch that was not answered is sent again: each row of it is done once."""
     import asyncio
 
-    from gateway.management.imports import MOST_ROWS
+    from gateway.admin.actions.imports import MOST_ROWS
 
     batches = iter([rows[first : first + MOST_ROWS] for first in range(0, len(rows), MOST_ROWS)])
     done, said = 0, time.monotonic()
@@ -95,7 +95,7 @@ async def _do(desk: Desk, rows: Sequence[Row], report: Imported, *, tries: int) 
         for batch in batches:
             for left in reversed(range(tries)):
                 try:
-                    report.add(await _send(desk, batch))
+                    report.add(await _send(client, batch))
                     break
                 except StoreAway:
                     if not left:
@@ -115,20 +115,20 @@ async def _do(desk: Desk, rows: Sequence[Row], report: Imported, *, tries: int) 
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _send(desk: Desk, batch: Sequence[Row]) -> Imported:
-    from gateway.management import imports
-    from gateway.management.imports import AccountRow, AccountRows, CreditRow, CreditRows
+async def _send(client: ActionClient, batch: Sequence[Row]) -> Imported:
+    from gateway.admin.actions import imports
+    from gateway.admin.actions.imports import AccountRow, AccountRows, CreditRow, CreditRows
 
     if isinstance(batch[0], AccountRow):
         return await imports.accounts(
-            desk, body=AccountRows(tuple(row for row in batch if isinstance(row, AccountRow)))
+            client, body=AccountRows(tuple(row for row in batch if isinstance(row, AccountRow)))
         )
-    return await imports.credits_(desk, body=CreditRows(tuple(row for row in batch if isinstance(row, CreditRow))))
+    return await imports.credits_(client, body=CreditRows(tuple(row for row in batch if isinstance(row, CreditRow))))
 
 
 def _rows(file: Path, report: Imported, *, create: bool) -> Iterator[Row]:
     """Yield the lines that can be done, and note the others."""
-    from gateway.management.imports import RefusedRow
+    from gateway.admin.actions.imports import RefusedRow
 
     needed = {"id"} if create else {"amount", "transaction"}
     try:
@@ -156,7 +156,7 @@ def _rows(file: Path, report: Imported, *, create: bool) -> Iterator[Row]:
 
 
 def _row(line: int, fields: Mapping[str, str], *, create: bool) -> Row:
-    from gateway.management.imports import AccountRow, CreditRow
+    from gateway.admin.actions.imports import AccountRow, CreditRow
 
     if "" in fields:
         raise WrongRow("it has more fields than columns")

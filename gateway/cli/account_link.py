@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from gateway.cli.account_options import IdArgument
 from gateway.cli.admin import address_of_pages, print_link
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import ConfigOption, JsonOption, configuration
-from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.cli.named import account_at
 
 if TYPE_CHECKING:
-    from gateway.management.links import Link
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.links import Link
 
 
 def link(
@@ -27,12 +27,12 @@ def link(
     Example: `gateway account link alice`
     """
 
-    async def work(desk: Desk) -> Link:
-        from gateway.management import links
+    async def work(client: ActionClient) -> Link:
+        from gateway.admin.actions import links
 
-        return await links.own(desk, await account_at(desk, account_id))
+        return await links.own(client, await account_at(client, account_id))
 
-    made = run_at_desk(config, api, work)
+    made = run_with_client(config, api, work)
     if not api:
         settings = configuration(config)
         api = address_of_pages(settings.portal or settings.admin)

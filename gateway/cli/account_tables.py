@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.amounts import amount
+from gateway.base.amounts import amount
+from gateway.base.text import counted
 from gateway.cli.allowance import budgets_in_words, limits_in_words
 from gateway.cli.common import print_json, printable
 from gateway.cli.tables import print_fields, print_table
-from gateway.tools.plain_text import counted
 
 if TYPE_CHECKING:
     from gateway.store.accounts import Account

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.base.errors import Misconfigured
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json
-from gateway.cli.desk import ApiOption, run_at_desk
-from gateway.config.admin_sso import SCOPES
-from gateway.errors import Misconfigured
+from gateway.config.schema import SCOPES
 
 if TYPE_CHECKING:
-    from gateway.management.links import Link
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.links import Link
 
 admin = typer.Typer(no_args_is_help=True, help="Let people in at the pages of the operator's port: link.")
 
@@ -51,15 +51,15 @@ def link(
 
     names = _scopes(scopes)
 
-    async def work(desk: Desk) -> Link:
-        from gateway.management import links
-        from gateway.management.operation import Scope
+    async def work(client: ActionClient) -> Link:
+        from gateway.admin.actions import links
+        from gateway.admin.actions.action import Scope
 
         named = tuple(Scope(each) for each in names)
-        return await links.create(desk, body=links.NewLink(name=name, scopes=named or None))
+        return await links.create(client, body=links.NewLink(name=name, scopes=named or None))
 
     address = api or address_of_pages(configuration(config).admin)
-    print_link(run_at_desk(config, api, work), address, as_json)
+    print_link(run_with_client(config, api, work), address, as_json)
 
 
 def print_link(made: Link, address: str, as_json: bool) -> None:
@@ -74,7 +74,7 @@ def print_link(made: Link, address: str, as_json: bool) -> None:
 
 def address_of_pages(address: str | None) -> str:
     """Return the address of a port's pages in a browser on this machine. Raises `Misconfigured` where there is no such port."""
-    from gateway.management.links import base
+    from gateway.admin.actions.links import base
 
     if address is None:
         raise Misconfigured("the file has `admin: null`, so that there are no pages")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gateway.alerts import event
-from gateway.alerts.outbox import Outbox
+from gateway.alerts.event import Outbox
+from gateway.alerts.sender import Delivery, Webhook
 from gateway.alerts.signature import secrets_of
-from gateway.alerts.webhook import Answer, Webhook
+from gateway.base.ids import utc
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -23,12 +24,10 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
-from gateway.request_id import utc
 
 if TYPE_CHECKING:
-    from gateway.config.alerts import AlertSettings
-    from gateway.config.schema import Config
-    from gateway.services import Store
+    from gateway.chain.services import Store
+    from gateway.config.schema import AlertSettings, Config
 
 SHOWN = 100
 
@@ -82,7 +81,7 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     print_table(columns, (tuple(row.values()) for row in rows), empty="No alert waits, and none was given up.")
 
 
-async def _send(read: Config, settings: AlertSettings) -> tuple[str, Answer]:
+async def _send(read: Config, settings: AlertSettings) -> tuple[str, Delivery]:
     webhook = Webhook(settings.webhook, secrets_of(read, create=False))
     entry = event.entry_of(event.test(socket.gethostname()))
     try:

@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from gateway.cli.common import amount, micros
-from gateway.config.allowance import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
-from gateway.facts import AccountLimits, Budgets
+from gateway.config.schema import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
+from gateway.domain.facts import AccountLimits, Budgets
 
 WINDOWS: Final = Budgets.__struct_fields__
 NONE: Final = "none"

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from gateway.base.ids import utc
+from gateway.base.text import counted
+from gateway.cli.client import noted
 from gateway.cli.common import ConfigOption, JsonOption, point_in_time, print_json, refuse, run_with_store
-from gateway.cli.desk import noted
 from gateway.cli.named import account_of
-from gateway.request_id import utc
 from gateway.store.accounts import unknown
-from gateway.store.money.archive import Archive, ArchiveError
-from gateway.store.money.archiver import YOUNGEST_S, Archiver
-from gateway.tools.plain_text import counted
+from gateway.store.money.archive import YOUNGEST_S, Archive, ArchiveError, Archiver
 
 if TYPE_CHECKING:
-    from gateway.services import Store
+    from gateway.chain.services import Store
 
 
 class Moved(msgspec.Struct, frozen=True):

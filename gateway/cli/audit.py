@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import ConfigOption, JsonOption, point_in_time, print_json, print_table
-from gateway.cli.desk import ApiOption, run_at_desk
 
 if TYPE_CHECKING:
-    from gateway.management.audit import AuditEntry
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.audit import AuditEntry
 
 COLUMNS = ("at", "actor", "operation", "target", "outcome", "changed")
 
@@ -48,9 +48,9 @@ def list_(
     Example: `gateway audit list --target alice --since 7d`
     """
 
-    async def work(desk: Desk) -> list[AuditEntry]:
-        from gateway.management.audit import AuditLines, list_
-        from gateway.management.page import LARGEST_LONG_PAGE
+    async def work(client: ActionClient) -> list[AuditEntry]:
+        from gateway.admin.actions.action import LARGEST_LONG_PAGE
+        from gateway.admin.actions.audit import AuditLines, list_
 
         found: list[AuditEntry] = []
         after: str | None = ""
@@ -64,12 +64,12 @@ def list_(
                 (since or 0) // 1000,
                 by,
             )
-            page = await list_(desk, query=query)
+            page = await list_(client, query=query)
             found += page.data
             after = page.next
         return found
 
-    entries = run_at_desk(config, api, work)
+    entries = run_with_client(config, api, work)
     if as_json:
         for entry in entries:
             print_json(entry)

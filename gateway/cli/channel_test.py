@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.client import ApiOption, run_without_store
 from gateway.cli.common import ConfigOption, JsonOption, print_json
-from gateway.cli.desk import ApiOption, run_without_store
 
 if TYPE_CHECKING:
-    from gateway.management.channels import Tried
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.channels import Tried
 
 
 def test(
@@ -32,10 +32,10 @@ def test(
     Example: `gateway channels test openai --model gpt-4o-mini`
     """
 
-    async def work(desk: Desk) -> Tried:
-        from gateway.management import channels
+    async def work(client: ActionClient) -> Tried:
+        from gateway.admin.actions import channels
 
-        return await channels.test(desk, name, body=channels.Trial(model, credential))
+        return await channels.test(client, name, body=channels.Trial(model, credential))
 
     tried = run_without_store(config, api, work)
     if as_json:

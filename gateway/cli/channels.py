@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gateway.base.ids import utc
+from gateway.base.text import counted
 from gateway.cli.channel_test import test
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -17,15 +20,11 @@ from gateway.cli.common import (
     print_table,
     printable,
 )
-from gateway.cli.desk import ApiOption, run_at_desk
-from gateway.request_id import utc
-from gateway.store.channels import Condition
-from gateway.store.credential_states import CredentialState
-from gateway.tools.plain_text import counted
+from gateway.store.channels import Condition, CredentialState
 
 if TYPE_CHECKING:
-    from gateway.management.channels import ChannelNow
-    from gateway.management.operation import Desk
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.channels import ChannelNow
 
 channels = typer.Typer()
 MOST_REASON: Final = 200
@@ -53,12 +52,12 @@ def show(
     if context.invoked_subcommand is not None:
         return
 
-    async def work(desk: Desk) -> list[ChannelNow]:
-        from gateway.management import channels
+    async def work(client: ActionClient) -> list[ChannelNow]:
+        from gateway.admin.actions import channels
 
-        return (await channels.list_(desk)).data
+        return (await channels.list_(client)).data
 
-    shown = run_at_desk(config, api, work, with_keys=True)
+    shown = run_with_client(config, api, work, with_keys=True)
     if as_json:
         for each in shown:
             print_json(each)
@@ -99,12 +98,12 @@ def disable(
     if len(reason) > MOST_REASON:
         raise typer.BadParameter(f"a reason has at most {MOST_REASON} characters; this one has {len(reason)}")
 
-    async def work(desk: Desk) -> None:
-        from gateway.management import channels
+    async def work(client: ActionClient) -> None:
+        from gateway.admin.actions import channels
 
-        await channels.disable(desk, name, body=channels.Reason(reason))
+        await channels.disable(client, name, body=channels.Reason(reason))
 
-    run_at_desk(config, api, work)
+    run_with_client(config, api, work)
     typer.echo(f"{name} is disabled; gateways notice within a second")
 
 
@@ -115,16 +114,16 @@ def enable(name: NameArgument, config: ConfigOption = None, api: ApiOption = Non
     Example: `gateway channels enable openai`
     """
 
-    async def work(desk: Desk) -> None:
-        from gateway.management import channels
+    async def work(client: ActionClient) -> None:
+        from gateway.admin.actions import channels
 
-        await channels.enable(desk, name)
+        await channels.enable(client, name)
 
-    run_at_desk(config, api, work)
+    run_with_client(config, api, work)
     typer.echo(f"{name} is enabled; gateways notice within a second")
 
 
-class Switch(StrEnum):
+class SwitchWord(StrEnum):
     """What becomes of a credential."""
 
     ON = "on"
@@ -136,7 +135,9 @@ class Switch(StrEnum):
 def credential(
     name: NameArgument,
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=0, help="Its index in `api_keys`, counted from 0.")],
-    switch: Annotated[Switch, typer.Argument(metavar="on|off|try", help="try: use one that was refused again now.")],
+    switch: Annotated[
+        SwitchWord, typer.Argument(metavar="on|off|try", help="try: use one that was refused again now.")
+    ],
     config: ConfigOption = None,
     api: ApiOption = None,
 ) -> None:
@@ -148,13 +149,15 @@ def credential(
     Example: `gateway channels credential openai 1 off`
     """
 
-    async def work(desk: Desk) -> None:
-        from gateway.management import channels
+    async def work(client: ActionClient) -> None:
+        from gateway.admin.actions import channels
 
-        await channels.credential(desk, name, str(number), body=channels.Switch(switch.value))
+        await channels.credential(client, name, str(number), body=channels.Switch(switch.value))
 
-    run_at_desk(config, api, work, with_keys=True)
-    now = {Switch.ON: "is switched on", Switch.OFF: "is switched off", Switch.TRY: "may be used again"}[switch]
+    run_with_client(config, api, work, with_keys=True)
+    now = {SwitchWord.ON: "is switched on", SwitchWord.OFF: "is switched off", SwitchWord.TRY: "may be used again"}[
+        switch
+    ]
     typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
 
 

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from gateway.base.errors import StoreAway
+from gateway.chain.services import Store
 from gateway.cli.common import ConfigOption, JsonOption, found, print_fields, print_json, store_url
 from gateway.config.schema import Loaded, load
-from gateway.errors import StoreAway
+from gateway.runtime.active_config import ConfigTest
 from gateway.runtime.data_folder import check_place, has_store
-from gateway.runtime.store_check import refuse_database
-from gateway.runtime.trial import Trial
 from gateway.server.tls import Certificate
-from gateway.services import Store
-from gateway.store.client.durability import check_store
+from gateway.store.client.durability import check_store, refuse_database
 from gateway.store.client.topology import naming_the_store
-from gateway.store.pepper import PepperSource
-from gateway.store.pepper_record import record_of, refuse_other
+from gateway.store.pepper import PepperSource, record_of, refuse_other
 
 if TYPE_CHECKING:
-    from gateway.tools.exposure import Exposure
+    from gateway.chain.checks import Exposure
 
 
 def register(app: typer.Typer) -> None:
@@ -48,13 +46,13 @@ def check(
     path = found(config)
     loaded = load(path)
     with _with_store(loaded) as (tried, place):
-        with Trial(tried) as trial:
+        with ConfigTest(tried) as trial:
             trial.wait()
         if loaded.config.tls is not None:
             Certificate(loaded.config.tls)
         with store_url(tried.config) as url, naming_the_store(url):
             store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
-            with Trial(tried, url) as trial:
+            with ConfigTest(tried, url) as trial:
                 report = trial.wait()
     requests = {name: words for name, each in loaded.config.channels.items() if (words := each.request_in_words)}
     result = {
@@ -91,7 +89,7 @@ def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, str]]:
     if has_store(loaded.config):
         yield loaded, loaded.config.data
         return
-    check_place(loaded.config)
+    check_place(loaded.config.data_path)
     with TemporaryDirectory(prefix="gateway-check-") as folder:
         (Path(folder) / "store.lock").touch()
         config = msgspec.structs.replace(loaded.config, data=folder)

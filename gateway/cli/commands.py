@@ -11,10 +11,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from gateway import compiled
+from gateway.base import compiled
+from gateway.base.errors import GatewayError
+from gateway.base.text import shown
 from gateway.cli import exits
-from gateway.errors import GatewayError
-from gateway.tools.plain_text import shown
 
 COMMANDS: Final = {
     "serve": "Run the gateway until SIGTERM or Ctrl-C.",

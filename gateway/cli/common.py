@@ -1,4 +1,4 @@
-"""What the commands share: common options, the store, amounts and times, tables for people and JSON for scripts.
+"""Shared parts of the commands: common options, the store, amounts and times, tables for people and JSON for scripts.
 
 What a command may not need is imported where it is used: all of it takes longer to import than most commands to run.
 """
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from gateway.amounts import amount, parsed
+from gateway.admin.actions.times import period
+from gateway.base.amounts import amount, parsed
+from gateway.base.errors import GatewayError, Misconfigured, StoreAway
 from gateway.cli.exits import DEMO_NAMED, failed
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
-from gateway.config.places import find, shipped
-from gateway.errors import GatewayError, Misconfigured, StoreAway
-from gateway.management.times import period
+from gateway.config.document import find, shipped
 
 if TYPE_CHECKING:
+    from gateway.chain.services import Store
     from gateway.config.schema import Config
-    from gateway.services import Store
 
 Result = TypeVar("Result")
 
@@ -109,7 +109,7 @@ def store_url(config: Config) -> Iterator[str]:
 def _running(config: Config) -> Iterator[tuple[str, bool]]:
     """Do as `store_url`, and yield also whether the store was started here, so that no gateway uses it."""
     from gateway.runtime.data_folder import check_access, existing_folder
-    from gateway.store.client.embedded import EmbeddedStore
+    from gateway.store.embedded import EmbeddedStore
 
     if config.redis != "embedded":
         yield config.redis, False
@@ -141,7 +141,7 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
     A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
     """
-    from gateway.services import Store
+    from gateway.chain.services import Store
     from gateway.store import layout
     from gateway.store.client.topology import naming_the_store
     from gateway.store.pepper import PepperSource
@@ -212,7 +212,7 @@ def print_json(value: object) -> None:
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
     """Print rows as CSV under their names; nothing where there are none: see `csv_lines`."""
-    from gateway.tools.csv_lines import csv_lines
+    from gateway.base.text import csv_lines
 
     sys.stdout.writelines(csv_lines(rows))
 

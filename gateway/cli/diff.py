@@ -10,22 +10,22 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from gateway import loading
+from gateway.admin.actions.served import SECRET
+from gateway.base.errors import GatewayError
+from gateway.chain import loading
 from gateway.cli.common import ConfigOption, JsonOption, found, print_json
 from gateway.cli.locked_out import locked_out, may_lock_out, named
-from gateway.config.channel_request import Fixed
-from gateway.config.places import folder_of
+from gateway.config.channel import Fixed
+from gateway.config.decode import Section
+from gateway.config.document import folder_of
 from gateway.config.schema import Config, load
-from gateway.config.section import Section
-from gateway.errors import GatewayError
 from gateway.runtime.reload import needs_restart
-from gateway.tools.shown_file import SECRET
 
 LONGEST: Final = 60
 """Characters of a value that is shown."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class ConfigChange(msgspec.Struct, frozen=True):
     """One difference. `takes`: whether a reload applies it, or only a restart."""
 
     place: str
@@ -67,7 +67,7 @@ def diff(
         print("nothing would change")
 
 
-def changes(before: Config, after: Config) -> Iterator[Change]:
+def changes(before: Config, after: Config) -> Iterator[ConfigChange]:
     """Yield every difference between two configurations. Values that may be secret are left out."""
     restarts = needs_restart(before, after)
     for name in restarts:
@@ -84,25 +84,25 @@ def changes(before: Config, after: Config) -> Iterator[Change]:
     yield from _entries("plugins", old, new)
     stay = [label for label in old if label in new]
     if stay != [label for label in new if label in old]:
-        yield Change("plugins", f"the order becomes {', '.join(new)}")
+        yield ConfigChange("plugins", f"the order becomes {', '.join(new)}")
 
 
-def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ConfigChange]:
     for name in old.keys() - new.keys():
-        yield Change(f"{section}.{name}", "is removed")
+        yield ConfigChange(f"{section}.{name}", "is removed")
     for name, entry in new.items():
         if name not in old:
-            yield Change(f"{section}.{name}", "is added")
+            yield ConfigChange(f"{section}.{name}", "is added")
         else:
             yield from _fields(f"{section}.{name}", old[name], entry)
 
 
-def _fields(place: str, old: Section, new: Section, takes: str = "reload") -> Iterator[Change]:
+def _fields(place: str, old: Section, new: Section, takes: str = "reload") -> Iterator[ConfigChange]:
     for field in msgspec.structs.fields(new):
         yield from _field(f"{place}.{field.encode_name}", field.name, old, new, takes)
 
 
-def _field(place: str, name: str, old: Section, new: Section, takes: str = "reload") -> Iterator[Change]:
+def _field(place: str, name: str, old: Section, new: Section, takes: str = "reload") -> Iterator[ConfigChange]:
     was, becomes = getattr(old, name), getattr(new, name)
     if isinstance(was, Section) and isinstance(becomes, Section):
         yield from _fields(place, was, becomes, takes)
@@ -111,44 +111,44 @@ def _field(place: str, name: str, old: Section, new: Section, takes: str = "relo
     elif isinstance(was, dict) and isinstance(becomes, dict):
         yield from _settings(place, was, becomes, takes)
     elif was is None and isinstance(becomes, Section):
-        yield Change(place, "is added", takes)
+        yield ConfigChange(place, "is added", takes)
     elif becomes is None and isinstance(was, Section):
-        yield Change(place, "is removed", takes)
+        yield ConfigChange(place, "is removed", takes)
     elif was != becomes:
-        yield Change(place, "changes" if name in new.hidden else _values(was, becomes), takes)
+        yield ConfigChange(place, "changes" if name in new.hidden else _values(was, becomes), takes)
 
 
-def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str) -> Iterator[Change]:
+def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str) -> Iterator[ConfigChange]:
     """Yield the differences between a plugin's settings. Only numbers and switches are shown: a text may be a secret."""
     for key in {**old, **new}:
         was, becomes = old.get(key), new.get(key)
         if isinstance(was, dict) and isinstance(becomes, dict):
             yield from _settings(f"{place}.{key}", was, becomes, takes)
         elif key not in new:
-            yield Change(f"{place}.{key}", "is removed", takes)
+            yield ConfigChange(f"{place}.{key}", "is removed", takes)
         elif key not in old or was != becomes:
             open_ = not SECRET.search(key) and all(isinstance(value, int | float | None) for value in (was, becomes))
             text = "changes" if key in old else "is added"
             if open_:
                 text = _values(was, becomes) if key in old else f"is set to {_short(becomes)}"
-            yield Change(f"{place}.{key}", text, takes)
+            yield ConfigChange(f"{place}.{key}", text, takes)
 
 
-def _lockouts(before: Config, after: Config) -> Iterator[Change]:
+def _lockouts(before: Config, after: Config) -> Iterator[ConfigChange]:
     """Yield whom the change locks out, or that this is not known."""
     if not may_lock_out(before, after):
         return
     try:
         found = asyncio.run(locked_out(before, after))
     except GatewayError as error:
-        yield Change("accounts", f"those that could use no model any more are not counted: {error}")
+        yield ConfigChange("accounts", f"those that could use no model any more are not counted: {error}")
         return
     for group, ids in sorted(found.by_group.items()):
-        yield Change(f"groups.{group}", f"{len(ids)} accounts in it would be refused with 403: {named(ids)}")
+        yield ConfigChange(f"groups.{group}", f"{len(ids)} accounts in it would be refused with 403: {named(ids)}")
     if found.accounts:
-        yield Change("accounts", f"{len(found.accounts)} could use no model any more: {named(found.accounts)}")
+        yield ConfigChange("accounts", f"{len(found.accounts)} could use no model any more: {named(found.accounts)}")
     if found.tokens:
-        yield Change("tokens", f"{len(found.tokens)} could use no model any more: {named(found.tokens)}")
+        yield ConfigChange("tokens", f"{len(found.tokens)} could use no model any more: {named(found.tokens)}")
 
 
 def _values(was: object, becomes: object) -> str:
@@ -162,15 +162,15 @@ def _values(was: object, becomes: object) -> str:
     return f"{_short(was)} becomes {_short(becomes)}"
 
 
-def _fixed(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[Change]:
+def _fixed(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[ConfigChange]:
     """Yield the names that differ: their values may be secret."""
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
-            yield Change(f"{place}.{name}", "is removed", takes)
+            yield ConfigChange(f"{place}.{name}", "is removed", takes)
         elif name not in old:
-            yield Change(f"{place}.{name}", "is added", takes)
+            yield ConfigChange(f"{place}.{name}", "is added", takes)
         elif Fixed({name: old[name]}) != Fixed({name: new[name]}):
-            yield Change(f"{place}.{name}", "changes", takes)
+            yield ConfigChange(f"{place}.{name}", "changes", takes)
 
 
 def _short(value: object) -> str:

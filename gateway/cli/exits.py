@@ -1,4 +1,4 @@
-"""How a command ends that could not do its work: one line on standard error, and an exit code that says why to a script."""
+"""Failure of a command: one line on standard error, and an exit code that tells a script the kind of the error."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import typer
 
-from gateway.tools.plain_text import shown
+from gateway.base.text import shown
 
 if TYPE_CHECKING:
-    from gateway.errors import GatewayError
+    from gateway.base.errors import GatewayError
 
 EXIT_CODES: Final = {
     "refused": (1, "refused, or a check found something wrong"),
@@ -51,8 +51,8 @@ def failed(text: str, kind: str) -> typer.Exit:
 
 def failed_with(error: GatewayError) -> typer.Exit:
     """Print an error of the gateway, and return the exit to be raised."""
-    from gateway.errors import Refused
-    from gateway.management.errors import in_own_words
+    from gateway.admin.actions.errors import in_own_words
+    from gateway.base.errors import Refused
 
     told = in_own_words(error) if isinstance(error, Refused) else error
     return failed(str(told), told.kind)

@@ -1,4 +1,4 @@
-"""When a token expires: `--expires`, as a time from now or a date, and how such times are printed."""
+"""Expiry of tokens: reads `--expires`, a time from now or a date, and prints such times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from gateway.management.times import UNITS_S
+from gateway.admin.actions.times import UNITS_S
 
 NEVER: Final = "none"
 LATEST_S: Final = round(datetime(9000, 1, 1, tzinfo=UTC).timestamp())

@@ -11,8 +11,11 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from gateway import loading
-from gateway.amounts import amount
+from gateway.base.amounts import amount
+from gateway.base.errors import StoreAway
+from gateway.base.text import shown
+from gateway.chain import loading
+from gateway.chain.services import Store, services_of
 from gateway.chat.request import BodyRules
 from gateway.cli.common import (
     ConfigOption,
@@ -26,13 +29,10 @@ from gateway.cli.common import (
 )
 from gateway.cli.named import account_in
 from gateway.config.schema import load
-from gateway.errors import StoreAway
-from gateway.facts import AskedFor
-from gateway.services import Store, services_of
+from gateway.domain.facts import AskedFor
 from gateway.store.accounts import unknown
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
-from gateway.tools.plain_text import shown
 
 AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")
 """The terms of a price that are amounts in micros."""

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.base.errors import Misconfigured, cannot_listen
 from gateway.cli.common import print_table
-from gateway.errors import Misconfigured, cannot_listen
 from gateway.fake_upstream import MODES, FakeUpstream
 
 

@@ -8,10 +8,10 @@ from contextlib import aclosing, suppress
 
 from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeout
 
-from gateway.admin.live import LIVE, PING_S
+from gateway.admin.actions.links import has_token, token_of
+from gateway.admin.actions.remote import events_of
+from gateway.admin.http.live import LIVE, PING_S
 from gateway.config.schema import Config, host_port
-from gateway.management.admin_token import has_token, token_of
-from gateway.management.streamed import events_of
 from gateway.usage import queries
 from gateway.usage.record import Record
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.base.ids import utc
+from gateway.cli.client import noted
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -17,14 +19,12 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
-from gateway.cli.desk import noted
-from gateway.request_id import utc
 from gateway.usage.gaps import load
-from gateway.usage.gateways import Gateway, forget, gateways_of, unknown_to_store
-from gateway.usage.installation import short
+from gateway.usage.replication import PeerGateway, forget, gateways_of, unknown_to_store
+from gateway.usage.stream import short
 
 if TYPE_CHECKING:
-    from gateway.services import Store
+    from gateway.chain.services import Store
 
 gateways = typer.Typer(
     no_args_is_help=True,
@@ -73,11 +73,11 @@ def forget_(
     run_with_store(config, lambda store: _forget(store, name, yes))
 
 
-async def _gateways(store: Store) -> tuple[list[Gateway], str]:
+async def _gateways(store: Store) -> tuple[list[PeerGateway], str]:
     return await _known(store), store.usage.installation
 
 
-async def _known(store: Store) -> list[Gateway]:
+async def _known(store: Store) -> list[PeerGateway]:
     """Return the gateways of the store, and those that only the disk remembers."""
     found = await gateways_of(store.client)
     return found + unknown_to_store(found, load(store.usage.folder).away)
@@ -103,19 +103,19 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
     typer.echo(f"forgot gateway {gateway.name}, last heard of at {gateway.heard}")
 
 
-def _state(gateway: Gateway, own: str) -> str:
+def _state(gateway: PeerGateway, own: str) -> str:
     if gateway.about.forgotten_ms:
         return f"forgotten at {utc(gateway.about.forgotten_ms)}"
     state = "present" if gateway.present else "stopped" if gateway.about.stopped else "away"
     return f"{state}, this one" if gateway.installation == own else state
 
 
-def _behind_s(gateway: Gateway) -> int:
+def _behind_s(gateway: PeerGateway) -> int:
     """Return for how many seconds of the log it has not said that it has read them; entries that it reads at once count as none."""
     return 0 if gateway.about.forgotten_ms else gateway.behind_ms // 1000
 
 
-def _fields(gateway: Gateway, own: str) -> dict[str, object]:
+def _fields(gateway: PeerGateway, own: str) -> dict[str, object]:
     return {
         "name": short(gateway.installation),
         "installation": gateway.installation,
@@ -128,7 +128,7 @@ def _fields(gateway: Gateway, own: str) -> dict[str, object]:
     }
 
 
-def _cells(gateway: Gateway, own: str) -> list[object]:
+def _cells(gateway: PeerGateway, own: str) -> list[object]:
     values = _fields(gateway, own)
     gaps = "; ".join(str(gap) for gap in gateway.about.gaps) or "-"
     return [*(values[name] for name in ("name", "host", "heard_at", "state", "behind_s", "files")), gaps]

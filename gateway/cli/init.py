@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import typer
 
+from gateway.base.errors import Misconfigured
 from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
-from gateway.config.places import named
+from gateway.config.document import named
 from gateway.config.schema import Config, load
-from gateway.errors import Misconfigured
 from gateway.runtime.data_folder import has_store, make_data_folder
-from gateway.store.pepper_record import ensure
+from gateway.store.pepper import ensure
 
 FILES: Final = {
     "pepper": "what tokens are checked with: keep a copy, without it every token is void",
@@ -64,8 +64,8 @@ def _present(folder: Path) -> list[str]:
 
 
 def _make_files(settings: Config) -> None:
+    from gateway.admin.actions.links import token_of
     from gateway.alerts.signature import secrets_of
-    from gateway.management.admin_token import token_of
 
     if settings.admin is not None:
         token_of(settings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from gateway.cli.client import ApiOption, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -17,13 +18,12 @@ from gateway.cli.common import (
     print_table,
     printable,
 )
-from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.cli.named import account_at
 
 if TYPE_CHECKING:
-    from gateway.management.money import Ledger
-    from gateway.management.operation import Desk
-    from gateway.store.money.ledger_page import Line
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.money import Ledger
+    from gateway.store.money.ledger import Line
 
 PAGE: Final = 1000
 ARCHIVED: Final = "archived"
@@ -45,11 +45,11 @@ def ledger(
     Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
     """
 
-    async def work(desk: Desk) -> tuple[str, Ledger]:
-        name = await account_at(desk, account_id)
-        return name, await _read(desk, name, limit)
+    async def work(client: ActionClient) -> tuple[str, Ledger]:
+        name = await account_at(client, account_id)
+        return name, await _read(client, name, limit)
 
-    name, found = run_at_desk(config, api, work)
+    name, found = run_with_client(config, api, work)
     rows = [*map(_row, found.data), *_archived(found)]
     if as_csv:
         print_csv(rows)
@@ -66,15 +66,15 @@ def ledger(
         typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)
 
 
-async def _read(desk: Desk, account: str, limit: int) -> Ledger:
+async def _read(client: ActionClient, account: str, limit: int) -> Ledger:
     """Return the newest lines, up to `limit`, read in parts."""
-    from gateway.management import money
-    from gateway.management.money import LedgerLines
+    from gateway.admin.actions import money
+    from gateway.admin.actions.money import LedgerLines
 
     lines: list[Line] = []
     while True:
         query = LedgerLines(min(PAGE, limit - len(lines)), lines[-1].id if lines else "")
-        page = await money.ledger(desk, account, query=query)
+        page = await money.ledger(client, account, query=query)
         lines += page.data
         if not page.next or len(lines) >= limit:
             return msgspec.structs.replace(page, data=lines)
@@ -88,7 +88,7 @@ def _archived(found: Ledger) -> Iterator[dict[str, Any]]:
     """Yield the line for what was archived, where the list reaches it."""
     archived = found.archived
     if archived is not None and not found.next:
-        from gateway.store.money.ledger_page import Line
+        from gateway.store.money.ledger import Line
 
         text = f"{archived.lines} older lines, moved by `gateway account archive`"
         yield _row(Line("", archived.until, ARCHIVED, archived.amount_micros, reason=text))

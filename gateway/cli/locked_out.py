@@ -7,11 +7,11 @@ from functools import cache
 
 import msgspec
 
-from gateway.catalogue import Catalogue
+from gateway.chain.services import Store
 from gateway.cli.common import store_of
 from gateway.config.schema import Config, Group
-from gateway.facts import Caller
-from gateway.services import Store
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.facts import Caller
 from gateway.store.accounts import AccountStatus
 
 Terms = tuple[str, tuple[str, ...], tuple[str, ...]]

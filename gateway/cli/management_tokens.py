@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.client import ApiOption, run_with_client, zone_at
 from gateway.cli.common import ConfigOption, JsonOption, YesOption, confirm, print_fields, print_json, print_table
-from gateway.cli.desk import ApiOption, run_at_desk, zone_at
 from gateway.cli.expiry import ExpiresOption, shown
 from gateway.cli.named import names_in
 
 if TYPE_CHECKING:
-    from gateway.management.management_tokens import MadeManagementToken
-    from gateway.management.operation import Desk
-    from gateway.store.management_tokens import ManagementToken
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.management_tokens import MadeManagementToken, ManagementToken
 
 COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")
 
@@ -50,16 +49,16 @@ def create(
     """
     given = _scopes(scopes)
 
-    async def work(desk: Desk) -> tuple[MadeManagementToken, tzinfo]:
-        from gateway.management import management_tokens
-        from gateway.management.management_tokens import NewManagementToken
-        from gateway.management.operation import Scope
+    async def work(client: ActionClient) -> tuple[MadeManagementToken, tzinfo]:
+        from gateway.admin.actions import management_tokens
+        from gateway.admin.actions.action import Scope
+        from gateway.admin.actions.management_tokens import NewManagementToken
 
-        zone = await zone_at(desk)
+        zone = await zone_at(client)
         body = NewManagementToken(name, tuple(map(Scope, given)), expires and expires.at(zone))
-        return await management_tokens.create(desk, body=body), zone
+        return await management_tokens.create(client, body=body), zone
 
-    made, zone = run_at_desk(config, api, work)
+    made, zone = run_with_client(config, api, work)
     if as_json:
         print_json(made)
         return
@@ -75,19 +74,19 @@ def list_(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOptio
     Example: `gateway management-tokens list`
     """
 
-    async def work(desk: Desk) -> tuple[list[ManagementToken], tzinfo]:
-        from gateway.management import management_tokens
-        from gateway.management.management_tokens import ManagementTokenList
+    async def work(client: ActionClient) -> tuple[list[ManagementToken], tzinfo]:
+        from gateway.admin.actions import management_tokens
+        from gateway.admin.actions.management_tokens import ManagementTokenList
 
         found: list[ManagementToken] = []
         after: str | None = ""
         while after is not None:
-            page = await management_tokens.list_(desk, query=ManagementTokenList(1000, after))
+            page = await management_tokens.list_(client, query=ManagementTokenList(1000, after))
             found += page.data
             after = page.next
-        return found, await zone_at(desk)
+        return found, await zone_at(client)
 
-    found, zone = run_at_desk(config, api, work)
+    found, zone = run_with_client(config, api, work)
     if as_json:
         for token in found:
             print_json(token)
@@ -111,12 +110,12 @@ def revoke(
     if not yes:
         confirm(f"Revoke `{token_id}`?")
 
-    async def work(desk: Desk) -> None:
-        from gateway.management import management_tokens
+    async def work(client: ActionClient) -> None:
+        from gateway.admin.actions import management_tokens
 
-        await management_tokens.revoke(desk, token_id)
+        await management_tokens.revoke(client, token_id)
 
-    run_at_desk(config, api, work)
+    run_with_client(config, api, work)
     if as_json:
         print_json({"id": token_id, "revoked": True})
     else:
@@ -124,7 +123,7 @@ def revoke(
 
 
 def _scopes(text: str) -> list[str]:
-    from gateway.management.operation import Scope
+    from gateway.admin.actions.action import Scope
 
     given = names_in(text)
     if not given or not set(given) <= set(Scope):

@@ -1,4 +1,4 @@
-"""What a command names: accounts by their external ids, lists of names, and what is probably a mistake of them."""
+"""Names in arguments of commands: finds accounts by their external ids, splits lists, and prints notes on probable mistakes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from gateway.base.text import shown
 from gateway.cli.common import run_with_store
-from gateway.tools.plain_text import shown
 
 if TYPE_CHECKING:
-    from gateway.management.operation import Desk
-    from gateway.services import Store
+    from gateway.admin.actions.action import ActionClient
+    from gateway.chain.services import Store
 
 EXTERNAL: Final = "ext:"
 """What stands before an external id where a command takes an account's id."""
@@ -32,15 +32,15 @@ async def account_in(store: Store, name: str) -> str:
     return account_id
 
 
-async def account_at(desk: Desk, name: str) -> str:
-    """Do as `account_in`, at a desk."""
+async def account_at(client: ActionClient, name: str) -> str:
+    """Do as `account_in`, with a client."""
     if not name.startswith(EXTERNAL):
         return name
-    from gateway.management import accounts
+    from gateway.admin.actions import accounts
 
     external_id = name.removeprefix(EXTERNAL)
-    query = accounts.Accounts(limit=1, external_id=external_id)
-    found = await accounts.list_(desk, query=query) if external_id else None
+    query = accounts.AccountQuery(limit=1, external_id=external_id)
+    found = await accounts.list_(client, query=query) if external_id else None
     if found is None or not found.data:
         from gateway.store.external_ids import no_owner
 

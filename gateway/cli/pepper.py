@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gateway.admin.actions.times import UNITS_S
+from gateway.base.errors import GatewayError
+from gateway.cli.client import noted
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -22,16 +25,12 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
-from gateway.cli.desk import noted
-from gateway.errors import GatewayError
-from gateway.management.times import UNITS_S
 from gateway.runtime.data_folder import existing_folder
-from gateway.store import pepper_change
-from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperSource
-from gateway.store.pepper_record import PepperRecord, checked
+from gateway.store import pepper_rotation
+from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperRecord, PepperSource, checked
 
 if TYPE_CHECKING:
-    from gateway.services import Store
+    from gateway.chain.services import Store
 
 LONGEST_S: Final = 365 * 86_400
 
@@ -65,7 +64,9 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     async def work(store: Store) -> tuple[PepperRecord, int]:
         record = await checked(store.client, source)
-        return record, await pepper_change.made_before(store.accounts, store.tokens, record.since) if record.old else 0
+        return record, await pepper_rotation.made_before(
+            store.accounts, store.tokens, record.since
+        ) if record.old else 0
 
     record, old_tokens = run_with_store(config, work)
     result: dict[str, Any] = {
@@ -103,7 +104,7 @@ def rotate(
     """
     accept_s = _duration(accept_old)
     data = existing_folder(configuration(config))
-    with pepper_change.changing(data):
+    with pepper_rotation.changing(data):
         _rotate(config, data, accept_s, prepare=prepare, lost=lost, yes=yes)
 
 
@@ -115,7 +116,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
         typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
         return
     record = run_with_store(config, lambda store: checked(store.client, PepperSource.of(data)))
-    pending = pepper_change.is_pending(record, PepperSource.of(data))
+    pending = pepper_rotation.is_pending(record, PepperSource.of(data))
     if not pending:
         _check_variable()
         if record.accepts_old() and not yes:
@@ -123,7 +124,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
                 f"Tokens of the pepper before are accepted until {_date(record.until)}. They become void now. Go on?"
             )
             confirm(question)
-        pepper_change.write_next(data)
+        pepper_rotation.write_next(data)
     if prepare:
         typer.echo(f"{data}/pepper is the next pepper, {data}/pepper.old the present one.\n{_elsewhere(data)}")
         typer.echo("Then run `gateway pepper rotate` once: only then tokens are made with the next one.")
@@ -135,18 +136,18 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
 
 async def _replace(store: Store, data: Path) -> None:
     async with noted(store, "pepper.rotate", lost="every token is void"):
-        await pepper_change.replace(store.client, data)
+        await pepper_rotation.replace(store.client, data)
 
 
 async def _record_next(store: Store, data: Path, until: int) -> None:
     async with noted(store, "pepper.rotate", old_accepted_until=_date(until)):
-        if not await pepper_change.record_next(store.client, data, until):
+        if not await pepper_rotation.record_next(store.client, data, until):
             raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
 
 
 def _print_rotated(config: Path | None, data: Path, until: int, *, was_prepared: bool) -> None:
     count = run_with_store(
-        config, lambda store: pepper_change.made_before(store.accounts, store.tokens, int(time.time()))
+        config, lambda store: pepper_rotation.made_before(store.accounts, store.tokens, int(time.time()))
     )
     end = f"until {_date(until)}" if until > time.time() else "no longer"
     typer.echo(

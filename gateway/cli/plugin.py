@@ -32,7 +32,7 @@ def new(
 
     Example: `gateway plugin new office-hours`
     """
-    from gateway.tools.scaffold import write
+    from gateway.plugin_kit.scaffold import write
 
     try:
         folder = write(name, into)
@@ -62,10 +62,10 @@ def check(
 
     Example: `gateway plugin check office_hours:OfficeHours --with '{opens: 9}'`
     """
-    from gateway.contract import apart, broken
+    from gateway.plugin_kit import broken, process
 
     sys.path.append(str(Path.cwd()))
-    findings = apart.check(use, _settings(with_), headers=_headers(header or []))
+    findings = process.check(use, _settings(with_), headers=_headers(header or []))
     for finding in findings:
         if as_json:
             print_json(finding)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from gateway import loading
+from gateway.admin.actions.served import describe
+from gateway.chain import loading
 from gateway.cli.common import JsonOption, print_json
-from gateway.management.plugins import describe
 
 if TYPE_CHECKING:
     pass

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.catalogue import matches
+from gateway.base.errors import Misconfigured
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse
-from gateway.errors import Misconfigured
-from gateway.tools import price_list
-from gateway.tools.price_entry import plain
-from gateway.tools.price_import import Comparison, Found, compare
-from gateway.tools.price_yaml import models_yaml
+from gateway.domain.catalogue import matches
+from gateway.tools.prices import catalogues
+from gateway.tools.prices.catalogues import plain
+from gateway.tools.prices.match import Comparison, MatchedPrice, compare, models_yaml
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
-    from gateway.tools.price_changes import Change
+    from gateway.tools.prices.match import PriceChange
 
 prices = typer.Typer(no_args_is_help=True, help="Compare the configured prices with a public catalogue: import.")
 
@@ -93,7 +92,7 @@ def import_(
     most, keys = _factor(most_rise), dict(map(_choice, chosen or ()))
     settings = configuration(config)
     names = _names(settings, model or ["*"], keys)
-    result = compare(settings, price_list.load(file), names, keys, costs=costs)
+    result = compare(settings, catalogues.load(file), names, keys, costs=costs)
     rises = [] if yes else result.rises(most)
     if as_json:
         _print_json(result, rises)
@@ -145,7 +144,7 @@ def _print(result: Comparison, models: int) -> None:
         typer.echo(f"{'wrong' if note.wrong else 'note'}: {_place(note.model, note.channel)}: {note.text}", err=True)
 
 
-def _print_json(result: Comparison, rises: list[tuple[Found, Change]]) -> None:
+def _print_json(result: Comparison, rises: list[tuple[MatchedPrice, PriceChange]]) -> None:
     refused = {(found.model, found.channel, change) for found, change in rises}
     print_json(
         {
@@ -173,13 +172,13 @@ def _place(model: str, channel: str) -> str:
     return f"{model}, channel {channel}" if channel else model
 
 
-def _now(change: Change) -> str:
+def _now(change: PriceChange) -> str:
     if change.now is None:
         return "-"
     return plain(change.now) if change.given else f"- ({plain(change.now)})"
 
 
-def _factor_of(change: Change) -> str:
+def _factor_of(change: PriceChange) -> str:
     if change.now is None:
         return "-"
     if not change.now:

@@ -1,4 +1,4 @@
-"""How far a long command is: one line on standard error, if that is a terminal, which is removed at the end."""
+"""Progress of a long command: one line on standard error, if that is a terminal, which is removed at the end."""
 
 from __future__ import annotations
 

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gateway.base.ids import LAST_MS
 from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
 from gateway.cli.progress import progress
-from gateway.request_id import LAST_MS
 from gateway.runtime.data_folder import usage_folder
-from gateway.tools.bill import Columns, read
-from gateway.tools.bill_amounts import NANOS
-from gateway.tools.bill_join import KINDS, Join, Side, Sum
-from gateway.tools.upstream_calls import exported, logged
+from gateway.tools.reconcile.bill import NANOS, Columns, read
+from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, exported, logged
 
 if TYPE_CHECKING:
-    from gateway.usage.damage import UnusableFile
+    from gateway.usage.database import UnusableFile
 
 SKEW: Final = timedelta(days=2)
 """A bill may name the day after a request's arrival, and days of another time zone."""

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from gateway.request_id import check_time
+from gateway.base.ids import check_time
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 

@@ -30,7 +30,7 @@ def serve(
     """
     import gc
 
-    from gateway.runtime.serve import serve as run
+    from gateway.serve.serve import serve as run
 
     gc.set_threshold(*DEFAULT_THRESHOLDS)
     run(found(config), workers)

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Final
 from unicodedata import east_asian_width
 
-from gateway.tools.plain_text import shown, shown_in_line
+from gateway.base.text import shown, shown_in_line
 
 GAP: Final = "  "
 """What is between two columns."""

@@ -11,17 +11,16 @@ import typer
 from msgspec import UNSET
 
 from gateway.cli.allowance import BudgetOption, TokenLimitOption, given_budgets, given_limits
+from gateway.cli.client import ApiOption, run_with_client, zone_at
 from gateway.cli.common import ConfigOption, JsonOption, YesOption, confirm, nothing_given, print_json
-from gateway.cli.desk import ApiOption, run_at_desk, zone_at
 from gateway.cli.expiry import ExpiresOption, duration
 from gateway.cli.named import account_at, names_in, print_notes
 from gateway.cli.token_tables import print_token, print_tokens
 
 if TYPE_CHECKING:
-    from gateway.management.operation import Desk
-    from gateway.management.page import Page
-    from gateway.management.tokens import ChangedToken, MadeToken
-    from gateway.store.known_tokens import Token
+    from gateway.admin.actions.action import ActionClient, Page
+    from gateway.admin.actions.tokens import ChangedToken, MadeToken
+    from gateway.store.tokens import Token
 
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
@@ -74,12 +73,12 @@ def create(
     Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
     """
 
-    async def work(desk: Desk) -> tuple[MadeToken, tzinfo]:
-        from gateway.management import tokens
-        from gateway.management.allowance import GivenBudgets, GivenLimits
-        from gateway.management.tokens import NewToken
+    async def work(client: ActionClient) -> tuple[MadeToken, tzinfo]:
+        from gateway.admin.actions import tokens
+        from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
+        from gateway.admin.actions.tokens import NewToken
 
-        zone = await zone_at(desk)
+        zone = await zone_at(client)
         body = NewToken(
             name=name,
             expires_at=expires and expires.at(zone),
@@ -88,9 +87,9 @@ def create(
             budgets=GivenBudgets(**given_budgets(budget)),
             limits=GivenLimits(**given_limits(requests_per_minute, tokens_per_minute, concurrent)),
         )
-        return await tokens.create(desk, await account_at(desk, account), body=body), zone
+        return await tokens.create(client, await account_at(client, account), body=body), zone
 
-    created, zone = run_at_desk(config, api, work)
+    created, zone = run_with_client(config, api, work)
     print_notes(created.notes)
     print_token(created, zone, as_json)
     if not as_json:
@@ -113,31 +112,31 @@ def list_(
     Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
     """
 
-    async def all_of(desk: Desk, name: str) -> tuple[str, list[Token], tzinfo]:
-        from gateway.management import tokens
-        from gateway.management.tokens import TokenList
+    async def all_of(client: ActionClient, name: str) -> tuple[str, list[Token], tzinfo]:
+        from gateway.admin.actions import tokens
+        from gateway.admin.actions.tokens import TokenList
 
-        account_id = await account_at(desk, name)
+        account_id = await account_at(client, name)
         found: list[Token] = []
-        async for page in _pages(lambda after: tokens.list_(desk, account_id, query=TokenList(PAGE, after))):
+        async for page in _pages(lambda after: tokens.list_(client, account_id, query=TokenList(PAGE, after))):
             found += page.data
-        return account_id, found, await zone_at(desk)
+        return account_id, found, await zone_at(client)
 
     if account is None:
-        run_at_desk(config, api, lambda desk: _print_all(desk, as_json))
+        run_with_client(config, api, lambda client: _print_all(client, as_json))
         return
-    name, found, zone = run_at_desk(config, api, lambda desk: all_of(desk, account))
+    name, found, zone = run_with_client(config, api, lambda client: all_of(client, account))
     print_tokens(found, zone, as_json, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
 
 
-async def _print_all(desk: Desk, as_json: bool) -> None:
+async def _print_all(client: ActionClient, as_json: bool) -> None:
     """Print the tokens of all accounts in tables of `PAGE`, so that no more of them are in memory."""
-    from gateway.management import tokens
-    from gateway.management.tokens import TokenList
+    from gateway.admin.actions import tokens
+    from gateway.admin.actions.tokens import TokenList
 
-    zone = await zone_at(desk)
+    zone = await zone_at(client)
     empty = "There are no tokens yet. Create one: gateway token create ACCOUNT"
-    async for page in _pages(lambda after: tokens.list_all(desk, query=TokenList(PAGE, after))):
+    async for page in _pages(lambda after: tokens.list_all(client, query=TokenList(PAGE, after))):
         print_tokens(page.data, zone, as_json, empty=empty)
 
 
@@ -175,12 +174,12 @@ def set_(
     """
     limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
 
-    async def work(desk: Desk) -> tuple[ChangedToken, tzinfo]:
-        from gateway.management import tokens
-        from gateway.management.allowance import GivenBudgets, GivenLimits
-        from gateway.management.tokens import TokenChange
+    async def work(client: ActionClient) -> tuple[ChangedToken, tzinfo]:
+        from gateway.admin.actions import tokens
+        from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
+        from gateway.admin.actions.tokens import TokenChange
 
-        zone = await zone_at(desk)
+        zone = await zone_at(client)
         body = TokenChange(
             name=UNSET if name is None else name,
             expires_at=UNSET if expires is None else expires.at(zone),
@@ -191,9 +190,9 @@ def set_(
         )
         if body == TokenChange(budgets=GivenBudgets(), limits=GivenLimits()):
             raise nothing_given("gateway token set alice-1a2b3c4d --expires 30d")
-        return await tokens.change(desk, token_id, body=body), zone
+        return await tokens.change(client, token_id, body=body), zone
 
-    changed, zone = run_at_desk(config, api, work)
+    changed, zone = run_with_client(config, api, work)
     print_notes(changed.notes)
     print_token(changed, zone, as_json)
 
@@ -219,14 +218,14 @@ def rotate(
     Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
     """
 
-    async def work(desk: Desk) -> tuple[MadeToken, tzinfo]:
-        from gateway.management import tokens
-        from gateway.management.tokens import Rotation
+    async def work(client: ActionClient) -> tuple[MadeToken, tzinfo]:
+        from gateway.admin.actions import tokens
+        from gateway.admin.actions.tokens import Rotation
 
-        zone = await zone_at(desk)
-        return await tokens.rotate(desk, token_id, body=Rotation(overlap, expires and expires.at(zone))), zone
+        zone = await zone_at(client)
+        return await tokens.rotate(client, token_id, body=Rotation(overlap, expires and expires.at(zone))), zone
 
-    created, zone = run_at_desk(config, api, work)
+    created, zone = run_with_client(config, api, work)
     print_token(created, zone, as_json)
     if not as_json:
         until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
@@ -243,12 +242,12 @@ def disable(
     Example: `gateway token disable alice-1a2b3c4d`
     """
 
-    async def work(desk: Desk) -> tuple[Token, tzinfo]:
-        from gateway.management import tokens
+    async def work(client: ActionClient) -> tuple[Token, tzinfo]:
+        from gateway.admin.actions import tokens
 
-        return await tokens.disable(desk, token_id), await zone_at(desk)
+        return await tokens.disable(client, token_id), await zone_at(client)
 
-    print_token(*run_at_desk(config, api, work), as_json)
+    print_token(*run_with_client(config, api, work), as_json)
 
 
 @token.command()
@@ -260,12 +259,12 @@ def enable(
     Example: `gateway token enable alice-1a2b3c4d`
     """
 
-    async def work(desk: Desk) -> tuple[Token, tzinfo]:
-        from gateway.management import tokens
+    async def work(client: ActionClient) -> tuple[Token, tzinfo]:
+        from gateway.admin.actions import tokens
 
-        return await tokens.enable(desk, token_id), await zone_at(desk)
+        return await tokens.enable(client, token_id), await zone_at(client)
 
-    print_token(*run_at_desk(config, api, work), as_json)
+    print_token(*run_with_client(config, api, work), as_json)
 
 
 @token.command()
@@ -281,20 +280,20 @@ def delete(
     Example: `gateway token delete alice-1a2b3c4d --yes`
     """
 
-    async def look(desk: Desk) -> Token:
-        from gateway.management import tokens
+    async def look(client: ActionClient) -> Token:
+        from gateway.admin.actions import tokens
 
-        return await tokens.read(desk, token_id)
+        return await tokens.read(client, token_id)
 
-    async def work(desk: Desk) -> None:
-        from gateway.management import tokens
+    async def work(client: ActionClient) -> None:
+        from gateway.admin.actions import tokens
 
-        await tokens.delete(desk, token_id)
+        await tokens.delete(client, token_id)
 
     if not yes:
-        found = run_at_desk(config, api, look)
+        found = run_with_client(config, api, look)
         confirm(f"Delete `{found.id}` {found.name!r}?")
-    run_at_desk(config, api, work)
+    run_with_client(config, api, work)
     if as_json:
         print_json({"id": token_id, "deleted": True})
     else:

@@ -11,7 +11,7 @@ from gateway.cli.common import print_fields, print_json, print_table
 from gateway.cli.expiry import shown
 
 if TYPE_CHECKING:
-    from gateway.store.known_tokens import Token
+    from gateway.store.tokens import Token
 
 COLUMNS: Final = (
     *("id", "name", "status", "created", "expires", "last used (hour)"),

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gateway.cli.client import ApiOption, run_at_files
 from gateway.cli.common import ConfigOption, JsonOption, print_json
-from gateway.cli.desk import ApiOption, run_at_files
 from gateway.cli.exits import EXIT_CODES
 from gateway.cli.request_ids import RequestArgument
 
 if TYPE_CHECKING:
-    from gateway.management.operation import Desk
-    from gateway.management.requests import Story
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.requests import Story
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +34,10 @@ def trace(
     Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
     """
 
-    async def work(desk: Desk) -> Story:
-        from gateway.management import requests
+    async def work(client: ActionClient) -> Story:
+        from gateway.admin.actions import requests
 
-        return await requests.trace(desk, request_id)
+        return await requests.trace(client, request_id)
 
     told = run_at_files(config, api, work)
     record = told.record
@@ -45,7 +45,7 @@ def trace(
         unasked = {"unasked": told.unasked} if record is None or told.unasked else {}
         print_json({"id": request_id, "verdict": told.verdict, "record": record} | unasked)
     else:
-        from gateway.management.story import heading
+        from gateway.admin.actions.requests import heading
 
         typer.echo(f"{request_id}\n{told.verdict}" if record is None else f"{heading(record)}\n{told.verdict}")
     if record is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from gateway.cli.client import ApiOption, run_at_files, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -23,24 +24,22 @@ from gateway.cli.common import (
     printable,
     refuse,
 )
-from gateway.cli.desk import ApiOption, run_at_desk, run_at_files
 from gateway.cli.named import account_at, account_of
 from gateway.cli.request_ids import RequestArgument
 from gateway.cli.tables import GAP
 from gateway.cli.usage_tables import cells_of, print_requests, print_sums
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.runtime.data_folder import usage_folder
 from gateway.usage import queries
-from gateway.usage.damage import UnusableFile
+from gateway.usage.database import SUMS, UnusableFile
 from gateway.usage.gaps import notes
 from gateway.usage.sums import NAMES, Selected
-from gateway.usage.tables import SUMS
 
 if TYPE_CHECKING:
+    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.requests import RequestPage
+    from gateway.admin.actions.usage import SumLine, Summary
     from gateway.config.schema import Config
-    from gateway.management.operation import Desk
-    from gateway.management.requests import RequestPage
-    from gateway.management.usage import SumLine, Summary
     from gateway.usage.record import Record
 
 usage = typer.Typer(
@@ -66,12 +65,17 @@ def _groups(text: str) -> list[str]:
 
 
 async def _terms(
-    desk: Desk, account: str | None, model: str | None, outcome: Outcome | None, since: int | None, until: int | None
+    client: ActionClient,
+    account: str | None,
+    model: str | None,
+    outcome: Outcome | None,
+    since: int | None,
+    until: int | None,
 ) -> dict[str, Any]:
-    from gateway.management.times import moment
+    from gateway.admin.actions.times import moment
 
     return {
-        "account": account and await account_at(desk, account),
+        "account": account and await account_at(client, account),
         "model": model,
         "outcome": outcome,
         "since": moment(since),
@@ -125,17 +129,17 @@ def list_(
     """
     _check_order(since, until)
 
-    async def work(desk: Desk) -> tuple[list[Record], RequestPage]:
-        from gateway.management import requests
-        from gateway.management.page import LARGEST_LONG_PAGE
+    async def work(client: ActionClient) -> tuple[list[Record], RequestPage]:
+        from gateway.admin.actions import requests
+        from gateway.admin.actions.action import LARGEST_LONG_PAGE
 
-        terms = await _terms(desk, account, model, outcome, since, until)
+        terms = await _terms(client, account, model, outcome, since, until)
         found: list[Record] = []
         unread: list[str] = []
         after = ""
         while True:
             query = requests.Requests(limit=min(limit - len(found), LARGEST_LONG_PAGE), after=after, **terms)
-            page = await requests.list_(desk, query=query)
+            page = await requests.list_(client, query=query)
             found += page.data
             unread += page.unread
             after = page.next or ""
@@ -163,10 +167,10 @@ def show(
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
 
-    async def work(desk: Desk) -> Record:
-        from gateway.management import requests
+    async def work(client: ActionClient) -> Record:
+        from gateway.admin.actions import requests
 
-        return requests.record_of(await requests.read(desk, request_id))
+        return requests.record_of(await requests.read(client, request_id))
 
     record = run_at_files(config, api, work)
     if as_json:
@@ -183,7 +187,7 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
     """
     if api is not None:
         with suppress(KeyboardInterrupt):
-            run_at_desk(config, api, lambda desk: _follow_there(desk, as_json))
+            run_with_client(config, api, lambda client: _follow_there(client, as_json))
         return
     settings = configuration(config)
     usage_folder(settings)
@@ -217,15 +221,15 @@ def summary(
     _check_order(since, until)
     groups = _groups(by)
 
-    async def work(desk: Desk) -> tuple[list[SumLine], Summary]:
-        from gateway.management import usage
+    async def work(client: ActionClient) -> tuple[list[SumLine], Summary]:
+        from gateway.admin.actions import usage
 
-        terms = await _terms(desk, account, model, outcome, since, until)
+        terms = await _terms(client, account, model, outcome, since, until)
         found: list[SumLine] = []
         after: str | None = ""
         while after is not None:
-            query = usage.Wanted(by=",".join(groups), **terms, limit=usage.MOST_LINES, after=after)
-            page = await usage.summary(desk, query=query)
+            query = usage.SumsQuery(by=",".join(groups), **terms, limit=usage.MOST_LINES, after=after)
+            page = await usage.summary(client, query=query)
             found += page.data
             after = page.next
         return found, page
@@ -294,11 +298,11 @@ async def _follow(settings: Config, as_json: bool) -> None:
         _print_ended(record, as_json)
 
 
-async def _follow_there(desk: Desk, as_json: bool) -> None:
-    from gateway.management import usage
-    from gateway.management.streamed import FeedElsewhere
+async def _follow_there(client: ActionClient, as_json: bool) -> None:
+    from gateway.admin.actions import usage
+    from gateway.admin.actions.remote import FeedElsewhere
 
-    feed = await usage.live(desk, query=usage.Followed())
+    feed = await usage.live(client, query=usage.Followed())
     if isinstance(feed, FeedElsewhere):
         async for record in feed.records():
             _print_ended(record, as_json)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.amounts import amount
+from gateway.base.amounts import amount
 from gateway.cli.tables import GAP, note_left_out, print_table, terminal_width, width_of
-from gateway.usage.tables import SUMS
+from gateway.usage.database import SUMS
 
 if TYPE_CHECKING:
     from gateway.usage.record import Record

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from gateway.base.text import counted
 from gateway.cli.common import ConfigOption, JsonOption, amount, configuration, print_json, store_of
 from gateway.cli.named import account_of
 from gateway.cli.progress import progress
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
-from gateway.tools.ledger_check import Coverage, charged_in_log, compare, damage, logged
-from gateway.tools.plain_text import counted
+from gateway.tools.verify import Coverage, charged_in_log, compare, damage, logged
 
 if TYPE_CHECKING:
+    from gateway.chain.services import Store
     from gateway.config.schema import Config
-    from gateway.services import Store
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
 
 
-class Report(msgspec.Struct):
+class VerifyReport(msgspec.Struct):
     """The result of the check.
 
     `accounts` and `lines` (of ledgers) were checked; `unread` archived lines were taken as their sums. `agreed` requests agree
@@ -80,13 +80,13 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verify_all(settings: Config, only: str | None, folder: Path | None) -> Report:
+async def _verify_all(settings: Config, only: str | None, folder: Path | None) -> VerifyReport:
     async with store_of(settings) as store:
         if only is not None and await store.accounts.get(only) is None:
             raise unknown(only)
         coverage = await Coverage.of(store)
         archive = Archive(folder) if folder is not None else None
-        report = Report(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
+        report = VerifyReport(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
         with progress() as show:
             async for account in store.accounts.all():
                 if only in (None, account.id):
@@ -103,7 +103,9 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
     return report
 
 
-async def _verify(store: Store, account: str, archive: Archive | None, coverage: Coverage, report: Report) -> None:
+async def _verify(
+    store: Store, account: str, archive: Archive | None, coverage: Coverage, report: VerifyReport
+) -> None:
     records = await asyncio.to_thread(logged, coverage.folder, account)
     in_journal = frozenset(settlement.request_id for settlement in store.journal.waiting())
     audit = await store.wallet.audit(account, archive)
@@ -145,7 +147,7 @@ def _notes(coverage: Coverage) -> list[str]:
     return [*notes, *coverage.known.notes()]
 
 
-def _print(report: Report) -> None:
+def _print(report: VerifyReport) -> None:
     for note in report.notes:
         typer.echo(f"note: {note}")
     if report.unread:

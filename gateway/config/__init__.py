@@ -1,4 +1,4 @@
 """The YAML configuration file: its schema as frozen structs, the reader, and error messages with file and line.
 
-Imports only `errors`, `addresses`, `durable` and `chat` from the rest of the gateway.
+Imports only `base` and `chat` from the rest of the gateway.
 """

@@ -1,20 +1,22 @@
-"""Plain data converted to frozen structs. An error names the place in the file and the values that are allowed there."""
+"""Plain data converted to frozen structs. An error names the place in the file and the values that are allowed there.
+
+`Section` is the base of every section of the file: it rejects unknown settings and hides credentials.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from gateway.config.document import Document, KeyPath
-from gateway.config.places import absolute
-from gateway.config.section import WrongSetting
+from gateway.config.document import Document, KeyPath, absolute
 
-Section = TypeVar("Section")
+Wanted = TypeVar("Wanted")
 
 TYPE_NAMES: Final[Mapping[str, str]] = {
     "object": "a mapping",
@@ -36,8 +38,14 @@ TYPE_NAMES: Final[Mapping[str, str]] = {
 GIVEN_TYPE_NAMES: Final[Mapping[str, str]] = {**TYPE_NAMES, "float": "a fraction"}
 """The same for the type of the value that was given."""
 
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Rate = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
-def convert(document: Document, key_path: KeyPath, value: object, kind: type[Section]) -> Section:
+
+def convert(document: Document, key_path: KeyPath, value: object, kind: type[Wanted]) -> Wanted:
     """Return `value`, which stands at `key_path` in the file, as a `kind`. Raises `Misconfigured`."""
 
     def path_of(kind: type[object], given: object) -> object:
@@ -143,3 +151,28 @@ def _fields(kind: Any) -> dict[str, Any]:
         if isinstance(member, type) and issubclass(member, msgspec.Struct)
         for field in msgspec.structs.fields(member)
     }
+
+
+class WrongSetting(ValueError):
+    """Error in a setting below the section that is checked: `key_path` leads from the section to the setting."""
+
+    def __init__(self, key_path: tuple[str | int, ...], text: str) -> None:
+        super().__init__(text)
+        self.key_path = key_path
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A section of the file. Its `repr` shows `...` in place of the settings that `hidden` names."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset()
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, "..." if name in self.hidden else getattr(self, name)) for name in self.__struct_fields__]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+def is_amount(value: Decimal, maximum: int) -> bool:
+    """Return whether a number is an amount of money or a price, from 0 to `maximum`: it is exact in micros."""
+    return value.is_finite() and 0 <= value <= maximum and value == round(value, 6)

@@ -1,22 +1,24 @@
-"""A YAML document as plain data, with the line number of every setting.
+"""A YAML document as plain data, with the line number of every setting, and the places of configuration files.
 
 1. An ambiguous value is an error: `yes`, `0x10`, `1_000`, a duplicate key, an alias, a tag.
 2. The value of an environment variable or of a secret's file is never shown: an error shows `${NAME}` instead.
+3. A relative path in a file starts at the file's own folder, wherever a command runs.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 import yaml
 from yaml.reader import Reader
 
-from gateway.config.places import folder_of
-from gateway.config.secret_files import PREFIX, SecretFiles
-from gateway.errors import Misconfigured
+from gateway.base.errors import Misconfigured
+from gateway.config.secrets import PREFIX, SecretFiles
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 32
@@ -38,6 +40,10 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 KeyPath = tuple[str | int, ...]
 """The keys and list indices that lead to a setting, from the top of the file."""
 
+SHIPPED: Final = Path(__file__).parents[1] / "shipped"
+"""The folder of the example files in an installed package."""
+IN_URL: Final = re.compile(r"(?<=[?&])(ssl_ca_certs|ssl_certfile|ssl_keyfile)=([^&]+)")
+
 
 class Document:
     """The line of every key path in a file. `lines` holds them, counted from 1."""
@@ -45,7 +51,7 @@ class Document:
     def __init__(
         self, path: Path, raw: bytes = b"", secrets: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> None:
-        """Take secrets from their files, or those of `secrets` where they were read before. `folder`: where their paths start."""
+        """Take secrets from their files, or from `secrets` if they were read before. `folder`: base of the files' paths."""
         self.path = path
         self.folder = folder or folder_of(path)
         self.files = SecretFiles(folder or path.parent, secrets)
@@ -72,7 +78,7 @@ class Document:
         return Misconfigured(f"{self.path}:{line}: {printable}")
 
     def hide(self, text: str) -> str:
-        """Return a text with `${NAME}` or `${file:PATH}` in place of what came from there."""
+        """Return a text with `${NAME}` or `${file:PATH}` in place of each value that came from a variable or a file."""
         for value in sorted(self._variables, key=len, reverse=True):
             text = text.replace(value, f"${{{self._variables[value]}}}")
         return text
@@ -221,3 +227,51 @@ def _scalar(document: Document, node: yaml.Node, key_path: KeyPath, environment:
 def _check_characters(document: Document, line: int, text: str) -> None:
     if unusable := UNUSABLE.search(text):
         raise document.wrong_at(line, f"the character {unusable[0]!r} is not allowed; remove it")
+
+
+def folder_of(path: Path) -> Path:
+    """Return the base of the relative paths in a file: its folder, or `./config` for a file of the installed package."""
+    folder = path.absolute().parent
+    return Path("config").absolute() if folder == SHIPPED else folder
+
+
+def make_absolute(folder: Path, data: dict[str, Any]) -> None:
+    """Make the relative paths of a file in `folder` absolute, in its plain data. What is no path is left to be refused."""
+    data.setdefault("data", "./data")
+    channels = data.get("channels")
+    places = [(data, "data"), (data.get("tls"), "certificate"), (data.get("tls"), "key")]
+    places += [(each, "ca_file") for each in (channels.values() if isinstance(channels, Mapping) else ())]
+    for section, name in places:
+        if isinstance(section, dict) and isinstance(path := section.get(name), str) and (path or section is data):
+            section[name] = absolute(folder, path)
+    if isinstance(data.get("redis"), str):
+        data["redis"] = IN_URL.sub(
+            lambda match: f"{match[1]}={quote(absolute(folder, unquote(match[2])))}", data["redis"]
+        )
+
+
+def absolute(folder: Path, path: str) -> str:
+    """Return a path that starts at a folder, unless it starts at the root or at the home of a user."""
+    return os.path.abspath(folder / Path(path).expanduser())  # noqa: PTH100 - links stay as they are named
+
+
+def find(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the path of the file to use: `explicit`, `$GATEWAY_CONFIG`, `./gateway.yaml`, or the demo's."""
+    return named(explicit, environment) or shipped("demo.yaml")
+
+
+def named(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return what `find` does, and None for the demo's."""
+    given = (os.environ if environment is None else environment).get("GATEWAY_CONFIG")
+    if explicit is not None or given:
+        return explicit or Path(str(given))
+    here = Path("gateway.yaml")
+    return here if here.exists() else None
+
+
+def shipped(name: str) -> Path:
+    """Return the path of a file of config/, in the installed package or in a checkout."""
+    for folder in (SHIPPED, SHIPPED.parents[1] / "config"):
+        if (folder / name).exists():
+            return folder / name
+    raise Misconfigured(f"the installation lacks {name}: install the package again")

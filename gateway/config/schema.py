@@ -1,37 +1,34 @@
 """The schema of the YAML file, as frozen structs. Every error is one line that names file, line and remedy.
 
-The file is plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a string is
-replaced by an environment variable, `${file:PATH}` by the secret in a file. Settings and their defaults are documented in
-config/gateway.yaml.
+The file is plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a string is replaced by an
+environment variable, `${file:PATH}` by the secret in a file. Settings and their defaults are documented in config/gateway.yaml.
 No `repr` shows a setting that may hold a credential.
+
+Prices of tokens are currency units per million tokens, `request` is currency units for each request that was answered. A rate that
+is not given is never 0: `cached_input` and `cache_write` fall back to `input`, and each rate of a tier to that of the model.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, tzinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 import msgspec
 
+from gateway.base.addresses import network
 from gateway.chat.fields import REMEDIES
+from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
 from gateway.config import document
-from gateway.config.admin_sso import AdminSso
-from gateway.config.alerts import AlertSettings
-from gateway.config.allowance import GroupBudgets, GroupLimits
-from gateway.config.channel import WITH_SECRETS, Channel
-from gateway.config.decode import convert
-from gateway.config.document import Document, KeyPath
-from gateway.config.model import Model
-from gateway.config.origins import check_origins
-from gateway.config.places import folder_of, make_absolute
-from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
-from gateway.config.time_zone import time_zone
-from gateway.config.trusted_proxies import check_proxies
+from gateway.config.channel import WITH_SECRETS, Channel, is_host
+from gateway.config.decode import Bytes, Count, Seconds, SecondsOrNone, Section, convert, is_amount
+from gateway.config.document import Document, KeyPath, folder_of, make_absolute
 
 CLICKHOUSE_URL: Final = re.compile(
     r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
@@ -41,8 +38,62 @@ NAME: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,128}
 NAME_RULE: Final = "a name has 1 to 128 characters, and no control characters"
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
-
 HostPort = Annotated[str, msgspec.Meta(description="HOST:PORT, as in 127.0.0.1:8080")]
+
+LARGEST_PRICE: Final = 1_000_000
+MAX_TIERS: Final = 16
+MostTokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+
+LARGEST_RATE: Final = 100_000_000
+"""The largest limit. Above it the numbers of the limits' script, which are doubles, would no longer be exact."""
+LARGEST_BUDGET: Final = 10**15
+"""The largest budget in micros. The sums of a script, which are doubles, stay exact with what is held beside it."""
+LARGEST_BUDGET_AMOUNT: Final = LARGEST_BUDGET // 1_000_000
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_RATE)]
+
+LARGEST: Final = 1_000_000_000
+
+AlertKind = Literal["budget", "low_balance", "channel", "credential", "store"]
+
+ANYONE: Final = "*"
+"""The name whose scopes have all who have none of their own."""
+_HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_TAKEN: Final = frozenset({"authorization", "cookie", "host", "origin", "content-type", "content-length", "connection"})
+
+SCOPES: Final = ("read", "accounts", "tokens", "money", "channels", "admin")
+"""The scopes of the operator's port, see `gateway.admin.actions.action.Scope`."""
+
+ORIGIN: Final = re.compile(r"https?://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+DEFAULT_PORT: Final = re.compile(r"http://.*:80|https://.*:443")
+EVERY: Final = "`*` would let every page on the web send tokens here: name each origin, as in https://app.example"
+
+
+class GroupBudgets(Section, frozen=True):
+    """What each member may spend in a calendar window, in currency units, and how many chat completions it may send a day."""
+
+    day: Decimal | None = None
+    week: Decimal | None = None
+    month: Decimal | None = None
+    total: Decimal | None = None
+    requests: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_BUDGET)] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("day", "week", "month", "total"):
+            value = getattr(self, name)
+            if value is not None and not (is_amount(value, LARGEST_BUDGET_AMOUNT) and value > 0):
+                raise ValueError(
+                    f"{name} must be an amount above 0, {LARGEST_BUDGET_AMOUNT} at most, with at most six decimals; "
+                    "leave it out for no budget"
+                )
+
+
+class GroupLimits(Section, frozen=True):
+    """What each member may send in a minute and at once."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent: Limit | None = None
 
 
 class Group(Section, frozen=True):
@@ -159,6 +210,32 @@ class Demo(Section, frozen=True):
             raise ValueError("credit must be from 0 to 1000000, with at most six decimals")
 
 
+def check_origins(origins: Iterable[str]) -> None:
+    """Raise `ValueError` for what is no origin as browsers write it."""
+    for origin in origins:
+        if "*" in origin:
+            raise ValueError(f"cors_origins: {EVERY}")
+        bare = origin.lower().rstrip("/")
+        if DEFAULT_PORT.fullmatch(bare):
+            bare = bare.rpartition(":")[0]
+        if not ORIGIN.fullmatch(bare):
+            raise ValueError(f"cors_origins: `{origin}` is no origin; write scheme and host, as in https://app.example")
+        if bare != origin:
+            raise ValueError(f"cors_origins: browsers send `{bare}`, not `{origin}`; write it like this")
+
+
+def check_proxies(proxies: Sequence[str], setting: str = "trusted_proxies") -> None:
+    """Raise `ValueError` for what is no address and no network, and for a network of every address."""
+    for index, proxy in enumerate(proxies):
+        name = f"{setting}[{index}]"
+        try:
+            trusted = network(proxy)
+        except ValueError:
+            raise ValueError(f"{name} must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8") from None
+        if not trusted.prefixlen:
+            raise ValueError(f"{name} is every address: callers could choose theirs; name the proxies alone")
+
+
 class Config(Section, frozen=True):
     """The whole file."""
 
@@ -187,6 +264,98 @@ class Config(Section, frozen=True):
     def data_path(self) -> Path:
         """Return the directory of the embedded store, the usage log, the spool and the pepper."""
         return Path(self.data)
+
+
+class Tier(Section, frozen=True):
+    """The prices of a request with more than `above` prompt tokens: of all its tokens, not only of those beyond."""
+
+    above: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+    input: Decimal | None = None
+    output: Decimal | None = None
+    cached_input: Decimal | None = None
+    cache_write: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        if not _check((self.input, self.output, self.cached_input, self.cache_write)):
+            raise ValueError("a tier needs a price of its own: `input`, `cached_input`, `cache_write` or `output`")
+
+
+class Cost(Section, frozen=True):
+    """What a channel's operator bills for a model."""
+
+    input: Decimal
+    output: Decimal
+    cached_input: Decimal | None = None
+    cache_write: Decimal | None = None
+    request: Decimal | None = None
+    tiers: tuple[Tier, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check((self.input, self.output, self.cached_input, self.cache_write, self.request))
+        _check_tiers(self.tiers)
+
+
+class Serving(Section, frozen=True):
+    """A channel of a model. A smaller `priority` is tried first; within one priority the choice is random by `weight`.
+
+    `cost` is None where it is not known.
+    """
+
+    use: str
+    model: str = ""
+    weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    priority: int = 0
+    cost: Cost | None = None
+
+
+class Model(Section, frozen=True):
+    """A model that callers may request, with its prices.
+
+    `context_length`: how many tokens prompt and answer may have together, told to callers; None where it is not known.
+    `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
+    """
+
+    channels: list[str | Serving]
+    input: Decimal | None = None
+    output: Decimal | None = None
+    free: bool = False
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096
+    context_length: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] | None = None
+    cached_input: Decimal | None = None
+    cache_write: Decimal | None = None
+    request: Decimal | None = None
+    tiers: tuple[Tier, ...] = ()
+    image_tokens: MostTokens = IMAGE_TOKENS
+    audio_tokens: MostTokens = AUDIO_TOKENS
+    file_tokens: MostTokens = FILE_TOKENS
+
+    def __post_init__(self) -> None:
+        given = _check((self.input, self.output, self.cached_input, self.cache_write, self.request))
+        unpriced = self.input is None or self.output is None
+        if (given or self.tiers) if self.free else unpriced:
+            raise ValueError("give `input` and `output` prices per million tokens, or `free: true` without them")
+        _check_tiers(self.tiers)
+        if not self.channels:
+            raise ValueError("channels must name at least one channel")
+
+    @property
+    def servings(self) -> tuple[Serving, ...]:
+        """Return the channels in their long form."""
+        return tuple(Serving(use=item) if isinstance(item, str) else item for item in self.channels)
+
+
+def _check(prices: Sequence[Decimal | None]) -> int:
+    """Return how many prices are given. Raises `ValueError` for one that is none."""
+    given = [price for price in prices if price is not None]
+    if not all(is_amount(price, LARGEST_PRICE) for price in given):
+        raise ValueError(f"prices must be from 0 to {LARGEST_PRICE}, with at most six decimals")
+    return len(given)
+
+
+def _check_tiers(tiers: Sequence[Tier]) -> None:
+    borders = [tier.above for tier in tiers]
+    if len(tiers) > MAX_TIERS or borders != sorted(set(borders)):
+        raise ValueError(f"tiers must be at most {MAX_TIERS}, each with a larger `above` than the one before")
 
 
 SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}
@@ -280,3 +449,72 @@ def host_port(address: str) -> tuple[str, int]:
     if match is None or int(match[2]) > 65535:
         raise ValueError("must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080")
     return match[1].strip("[]"), int(match[2])
+
+
+class AlertSettings(Section, frozen=True):
+    """Where alerts are sent. `low_balance`: what an account may still spend when `low_balance` is sent; None: it is not sent.
+
+    The secret that signs them is in `data` or in the environment, see `gateway.alerts.signature`.
+    """
+
+    hidden = frozenset({"webhook"})
+
+    webhook: str
+    events: tuple[AlertKind, ...] = ("budget", "low_balance", "channel", "credential", "store")
+    low_balance: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        if not (re.fullmatch(r"https?://[!-~]+", self.webhook) and _is_address(self.webhook)):
+            raise ValueError("webhook must be an address such as https://host/path, without a fragment")
+        if self.low_balance is not None and not (is_amount(self.low_balance, LARGEST) and self.low_balance):
+            raise ValueError(f"low_balance must be above 0 and at most {LARGEST}, with at most six decimals")
+
+    @property
+    def host(self) -> str:
+        """The host of the webhook, which may be logged; the rest of its address may hold a credential."""
+        return urlsplit(self.webhook).hostname or ""
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.port != 0 and is_host(parts.hostname) and "#" not in url
+    except ValueError:
+        return False
+
+
+class AdminSso(Section, frozen=True, rename={"from_": "from"}):
+    """Header sign-on: the header with the name, the addresses that may send it, and the scopes of each name."""
+
+    header: str
+    from_: tuple[str, ...]
+    scopes: dict[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        if not _HEADER.fullmatch(self.header) or self.header.lower() in _TAKEN:
+            raise ValueError("header must be the name of a header of its own, such as X-Forwarded-User")
+        if not self.from_:
+            raise ValueError("from must name the proxy that sets the header, as in 10.0.0.2 or 10.0.0.0/8")
+        check_proxies(self.from_, "from")
+        if not self.scopes:
+            raise ValueError('scopes must say what who signs on may do, as in {alice: [read, money], "*": [read]}')
+        for name, scopes in self.scopes.items():
+            if not set(SCOPES) >= set(scopes):
+                raise ValueError(f"scopes of {name} may be {', '.join(SCOPES)}")
+
+    def scopes_of(self, name: str) -> tuple[str, ...]:
+        """Return the scopes of who signs on as `name`; none where it has none."""
+        return self.scopes.get(name, self.scopes.get(ANYONE, ())) if name != ANYONE else ()
+
+
+def time_zone(name: str) -> tzinfo:
+    """Return the time zone of this name. `UTC` is always there. Raises `ValueError` for one that this machine does not have."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(
+            "this machine has no such time zone; write UTC, or a name such as Europe/Berlin, and where that is not found either, "
+            "install the package tzdata of the operating system, or of PyPI"
+        ) from None

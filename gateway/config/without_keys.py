@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import yaml
 
+from gateway.base.errors import Misconfigured
 from gateway.config import document
 from gateway.config.schema import Loaded, load
-from gateway.config.secret_files import PREFIX, SecretFiles
-from gateway.errors import Misconfigured
+from gateway.config.secrets import PREFIX, SecretFiles
 
 KEYS: Final = ("api_key", "api_keys")
 UNSET: Final = "unset"

@@ -21,7 +21,7 @@ MAX_QUOTED_WORDS = 40
 Ceiling = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     """A message of the conversation: text, or a list of parts."""
 
     role: str
@@ -37,11 +37,11 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class ChatRequest(msgspec.Struct):
+class ChatBody(msgspec.Struct):
     """A chat completion's body: only the fields that the answer depends on."""
 
     model: str
-    messages: list[Message]
+    messages: list[ChatMessage]
     stream: bool | None = None
     max_tokens: Ceiling | None = None
     max_completion_tokens: Ceiling | None = None
@@ -57,7 +57,7 @@ class ChatRequest(msgspec.Struct):
 class Completion:
     """One chat completion. `words` is the text of the answer; `pace_s` passes before each event."""
 
-    def __init__(self, request: web.Request, chat: ChatRequest, *, pace_s: float, words: str | None) -> None:
+    def __init__(self, request: web.Request, chat: ChatBody, *, pace_s: float, words: str | None) -> None:
         self.request = request
         self.chat = chat
         self.pace_s = pace_s

@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from gateway.fake_upstream.answer import ChatRequest, Completion, error, refusal
+from gateway.fake_upstream.answer import ChatBody, Completion, error, refusal
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
 
 MODEL: Final = "fake-model"
@@ -131,7 +131,7 @@ class FakeUpstream:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
-            chat = msgspec.json.decode(await request.read(), type=ChatRequest)
+            chat = msgspec.json.decode(await request.read(), type=ChatBody)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
         completion = Completion(request, chat, pace_s=self.pace_s, words=self._words)

@@ -16,10 +16,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.metrics.family import Family
 from gateway.metrics.own import Described, described
 from gateway.metrics.registry import FAMILIES, PREFIX
-from gateway.metrics.shared import Key, SharedNumbers
+from gateway.metrics.shared import Family, Key, SharedNumbers
 
 
 class Exporter(Collector):

@@ -12,9 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.metrics.family import OTHER, WAIT_BOUNDS, Family
-from gateway.metrics.shared import Histogram as Observed
-from gateway.metrics.shared import Key, Numbers, SharedNumbers
+from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, Numbers, SharedHistogram, SharedNumbers
 
 OWN: Final = "plugin"
 """What the keys of these series begin with."""
@@ -33,7 +31,7 @@ NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class Described(msgspec.Struct, frozen=True, array_like=True):
-    """What a key says of its metric."""
+    """Description of a plugin's metric, which is a part of its key in shared memory."""
 
     name: str
     kind: str
@@ -141,7 +139,7 @@ class Histogram:
         """Count a value in the series with these values of the labels. Raises `ValueError` for what is no number."""
         if value != value:  # noqa: PLR0124 - only what is no number differs from itself
             raise ValueError("the value is no number")
-        Observed(self._series.at(labels), self._series.metric.bounds).observe(value)
+        SharedHistogram(self._series.at(labels), self._series.metric.bounds).observe(value)
 
 
 class _Series:
@@ -173,7 +171,7 @@ class _Series:
 
 
 def described(key: Key) -> Described | None:
-    """Return what a key says of its metric; None where it is of another kind, or cannot be read."""
+    """Return the description in the key of a plugin's metric; None for a key of another kind, or one that cannot be read."""
     try:
         return msgspec.json.decode(key[1], type=Described) if key[0] == OWN else None
     except (IndexError, msgspec.MsgspecError):

@@ -1,23 +1,25 @@
-"""What is counted, and under which names.
+"""The metrics of the gateway: which numbers are counted, under which names, for requests and for channels.
 
 1. **Labels come from the configuration.** A model, a channel or a plugin is a label only if the file names it; any other name
    is `other`, and a missing one is `none`. So callers cannot create series.
 2. **A request is counted once**, at its end, after its plugins; nothing is done for an event.
 3. **No number is lost with a worker**: all processes count in shared memory, see `gateway.metrics.shared`.
+4. **Requests are counted under the channel that served them.** That a channel fails while another one serves is seen only in the
+   calls of channels (`ChannelMetrics`), so each channel of the configuration has its series from the start. A channel that the
+   configuration no longer has is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from gateway.catalogue import Catalogue
-from gateway.errors import StoreAway
-from gateway.exchange import Exchange, Outcome
-from gateway.metrics.channels import CONDITIONS, ChannelMetrics
-from gateway.metrics.family import OTHER, WAIT_BOUNDS, Family
+from gateway.base.errors import StoreAway
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Exchange, Outcome
 from gateway.metrics.own import OwnMetrics
-from gateway.metrics.shared import Histogram, Key, Numbers, SharedNumbers
+from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, Numbers, SharedHistogram, SharedNumbers
+from gateway.store.channels import ChannelStatus, Condition
 from gateway.store.client.connection import CALLS
 
 PREFIX: Final = "sluicegate_"
@@ -41,6 +43,24 @@ Series = tuple[
 ]
 """Ten numbers, each a view of one, and three histograms."""
 
+CONDITIONS: Final = ("healthy", "cooling", "down", "disabled")
+"""The states of `channel_condition`; its number is the position from 1 on, 0 while it is not known."""
+HEALTHY, COOLING, DOWN, DISABLED = map(float, range(1, len(CONDITIONS) + 1))
+
+REFUSED: Final = "upstream_refused"
+FAILURES: Final = frozenset(
+    {
+        "upstream_auth_failed",
+        "upstream_error",
+        "upstream_rate_limited",
+        "upstream_timeout",
+        "upstream_truncated",
+        "upstream_unreachable",
+    }
+)
+"""Codes of failures that are the upstream's. Any other one is the upstream's own, for what a request contains: `REFUSED`."""
+_UNSEEN: Final[Numbers] = memoryview(bytearray(8)).cast("d")
+_IN_STREAM: Final = (Outcome.UPSTREAM_TRUNCATED, Outcome.UPSTREAM_STALLED, Outcome.UPSTREAM_ERROR_IN_STREAM)
 
 FAMILIES: Final[dict[str, Family]] = {
     "requests": Family("counter", "Requests that ended.", ("outcome", *SERVED_BY)),
@@ -168,9 +188,9 @@ class Metrics:
         CALLS.answered = self.histogram("store_call_seconds").observe
         CALLS.failed = failed
 
-    def histogram(self, name: str, *labels: str) -> Histogram:
+    def histogram(self, name: str, *labels: str) -> SharedHistogram:
         """Return a series whose values are observed."""
-        return Histogram(self._numbers(name, *labels), FAMILIES[name].bounds)
+        return SharedHistogram(self._numbers(name, *labels), FAMILIES[name].bounds)
 
     def _numbers(self, name: str, *labels: str) -> Numbers:
         return self.shared.at((name, *map(_text, labels)), FAMILIES[name].width)
@@ -184,7 +204,7 @@ class Metrics:
         self.count("errors", code, plugin or NONE)
 
     def _add(self, key: SeriesKey) -> Series:
-        """Return what is counted for an outcome, a model and a channel; the times are those of the channel."""
+        """Return the series of an outcome, a model and a channel. Its times are counted by channel alone."""
         outcome, model, channel = key
         place = model, channel
         counters = (
@@ -211,3 +231,62 @@ class Metrics:
 def _text(label: object) -> str:
     """Return a label that can be encoded. A plugin may have set a value of another type."""
     return label.encode(errors="replace").decode() if isinstance(label, str) else OTHER
+
+
+class ChannelMetrics:
+    """What one process counts of the channels that `use` names."""
+
+    def __init__(self, shared: SharedNumbers) -> None:
+        self._shared = shared
+        self._attempts: dict[str, Numbers] = {}
+        self._conditions: dict[str, Numbers] = {}
+
+    def forget(self, channels: Collection[str]) -> None:
+        """Let all channels but these have no condition any more. To be called while their series are still kept."""
+        for key, _ in self._shared:
+            if key[0] == "channel_condition" and key[1] not in channels:
+                self._shared.at(key)[0] = 0.0
+
+    def use(self, channels: Collection[str]) -> None:
+        """Count under these names from now on."""
+        self._attempts = {name: self._shared.at(("attempts", name)) for name in channels}
+        self._conditions = {name: self._shared.at(("channel_condition", name)) for name in channels}
+        for name in channels:
+            self._shared.at(("credentials_refused", name))
+
+    def attempts(self, channel: str) -> Numbers:
+        """Return the counters of a channel's calls. Calls of unknown channels go to counters that are not exported."""
+        return self._attempts.get(channel, _UNSEEN)
+
+    def failed(self, exchange: Exchange) -> None:
+        """Count what failed of the calls of a request, and all calls but the last one."""
+        for attempt in exchange.attempts[:-1]:
+            self.attempts(attempt.channel)[0] += 1.0
+        for attempt in exchange.attempts:
+            if attempt.error:
+                self._failed(attempt.channel, attempt.error)
+        if exchange.outcome in _IN_STREAM:
+            self._failed(exchange.channel, exchange.error.code if exchange.error is not None else "upstream_error")
+
+    def credential_refused(self, channel: str) -> None:
+        """Count a call whose credential the upstream refused."""
+        if channel in self._attempts:
+            self._shared.at(("credentials_refused", channel))[0] += 1.0
+
+    def states(self, statuses: Mapping[str, ChannelStatus]) -> None:
+        """Set the condition of the channels."""
+        for name, status in statuses.items():
+            if (numbers := self._conditions.get(name)) is not None:
+                numbers[0] = _state(status)
+
+    def _failed(self, channel: str, code: str) -> None:
+        if channel in self._attempts:
+            self._shared.at(("attempt_failures", channel, code if code in FAILURES else REFUSED))[0] += 1.0
+
+
+def _state(status: ChannelStatus) -> float:
+    if status.condition is Condition.HEALTHY:
+        return HEALTHY
+    if status.condition is Condition.DISABLED:
+        return DISABLED
+    return DOWN if status.firm else COOLING

@@ -4,6 +4,8 @@ One process at a time writes a set of numbers, without a lock: each number is ei
 so that its successor continues to count from them.
 
 Where the memory is full, the series of names that the configuration no longer has make room for others. No entry ever moves.
+
+`Family` is one metric: its kind, its labels, and how the numbers of several processes are made one.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import mmap
 import struct
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.log import Logger
+from gateway.base.log import Logger
 
 Key = tuple[str, ...]
 Numbers: TypeAlias = "memoryview[float]"
@@ -34,6 +36,10 @@ _USED: Final = struct.Struct("<Q")
 """At the start: the bytes used after it."""
 
 log = Logger("gateway.metrics.shared")
+
+OTHER: Final = "other"
+"""Label of models, channels and codes that have no series of their own."""
+WAIT_BOUNDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class SharedNumbers:
@@ -145,7 +151,7 @@ class SharedNumbers:
         return key is None or not self._keep(key)
 
 
-class Histogram:
+class SharedHistogram:
     """Observations counted in ranges. Its numbers: a count for each bound, one for all above, and the sum."""
 
     def __init__(self, numbers: Numbers, bounds: Sequence[float]) -> None:
@@ -176,3 +182,22 @@ def _key(encoded: bytes) -> Key | None:
 def _size(room: int, width: int) -> int:
     """Return the bytes of an entry."""
     return _HEAD.size + room + _NUMBER.size * width
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One metric. `merge` makes one number of those of several processes; without it each has the label `process`.
+
+    Of one with `states`, the last label is the state: each has a series, 1 for the present one. None has while the number is 0.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    merge: Callable[[Iterable[float]], float] | None = sum
+    states: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers one series has."""
+        return SharedHistogram.width(self.bounds) if self.kind == "histogram" else 1

@@ -12,7 +12,6 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.string cimport memchr, memcmp, memcpy
 
 from gateway.chat._plain cimport is_plain
-from gateway.proxy.upstream_state import UpstreamState
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void*, size_t, const void*, size_t)
@@ -23,16 +22,17 @@ cdef extern from *:
 SOURCE = SOURCE_DIGEST.decode()
 """The digest of the files that this was built from."""
 
-cdef object BODY = UpstreamState.BODY
+cdef object BODY
 cdef object BUFFER
 cdef const char* READ
 cdef Py_ssize_t LONGEST
 cdef const char* DIGITS = b"0123456789abcdef"
 
 
-def use(buffer, Py_ssize_t longest):
-    """Set the buffer that every read goes into, and how long a read may be that is taken."""
-    global BUFFER, READ, LONGEST
+def use(buffer, Py_ssize_t longest, body):
+    """Set the buffer that every read goes into, how long a read may be that is taken, and the state of a call in its body."""
+    global BODY, BUFFER, READ, LONGEST
+    BODY = body
     BUFFER = buffer
     READ = <const char*>PyMemoryView_GET_BUFFER(buffer).buf
     LONGEST = longest

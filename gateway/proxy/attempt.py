@@ -1,49 +1,85 @@
-"""One call of one upstream: connection, credential, response, and what of it reaches the caller.
+"""One call of one upstream: connection, credential, response, and the part of it that reaches the caller.
 
 Of a failure before the first byte, the caller gets nothing. After that byte, see `gateway.proxy.ending`.
+
+**Whole answers**, those in JSON and those gathered from a stream, reach the caller once they are complete. An answer in JSON is
+read within a bound. Nothing is known of it until it is there, so only the timer of the whole exchange judges it. For an answer
+that is gathered the relay did the same as for a stream, with the same timers, limits and usage. What breaks off is an error with
+a status of its own, and another channel may be called. Output that was not delivered is not charged, unless the caller left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
+import msgspec
 from aiohttp import ClientError
 
-from gateway import crash_points
-from gateway.errors import Refused
-from gateway.facts import Caller, Trace
-from gateway.log import Logger
+from gateway.base import crash_points
+from gateway.base.errors import Refused, unavailable
+from gateway.base.log import Logger
+from gateway.chain.chain import Chain
+from gateway.chat.answers import Response, WholeAnswer
+from gateway.chat.request import Body, BodyPart
+from gateway.chat.usage import Usage
+from gateway.config.channel import Channel
+from gateway.domain.exchange import Attempt, Exchange, Outcome
+from gateway.domain.facts import Caller, Candidate, CircuitBreaker, Trace
 from gateway.proxy import failure
-from gateway.proxy.body import read_body
-from gateway.proxy.call import Call
-from gateway.proxy.chunk_hooks import ChunkHooks
-from gateway.proxy.dialect_calls import DialectCalls, DialectFailed
-from gateway.proxy.end_reason import STREAM_HEADERS, EndReason
-from gateway.proxy.ending import conclude, meter_stream
-from gateway.proxy.failure import CallerGone, UpstreamFailure
-from gateway.proxy.foreign_request import foreign_parts
-from gateway.proxy.gathered_answer import finish_gathering
-from gateway.proxy.json_answer import pass_on
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, ChunkHooks, EndReason, run_response_hooks
+from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
+from gateway.proxy.event_pass import InvalidResponse
+from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
 from gateway.proxy.pool import Target, UpstreamPool
-from gateway.proxy.relay import Relay
-from gateway.proxy.relay_state import RelayState
-from gateway.proxy.reply_stream import ReplyStream
-from gateway.proxy.response_hooks import run_response_hooks
-from gateway.proxy.translated_relay import TranslatedRelay
-from gateway.proxy.upstream import UpstreamConnection
-from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
-from gateway.proxy.upstream_state import InvalidResponse
+from gateway.proxy.relay import Gathering, Relay, events_of
+from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
+from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
 
 log = Logger("gateway.proxy.attempt")
 
+CHUNKS: Final = "a stream of chat completion chunks"
 
-class UpstreamCall(Call):
-    """The attempt at one candidate."""
 
-    async def run(self, pool: UpstreamPool, relays: set[Relay | ReplyStream]) -> UpstreamFailure | None:
+class UpstreamCall:
+    """The attempt at one candidate. `gathering`: its stream is gathered, for a caller that did not ask for one."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        chain: Chain,
+        caller: CallerConnection,
+        body: Body,
+        candidate: Candidate,
+        breaker: CircuitBreaker,
+    ) -> None:
+        self.exchange = exchange
+        self.chain = chain
+        self.caller = caller
+        self.body = body
+        self.candidate = candidate
+        self.breaker = breaker
+        self.upstream: UpstreamConnection | None = None
+        self.parts: list[BodyPart] = []
+        self.message: list[BodyPart] = []
+        self.began = time.monotonic()
+        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost, began=self.began)
+        self.attempt.dialect = candidate.channel.dialect or ""
+        timers = candidate.channel.timers
+        name = candidate.channel.dialect
+        self.dialect = None if name is None else chain.dialects[name]
+        gathered = not body.stream and (candidate.channel.upstream_stream or name is not None)
+        self.gathering = Gathering(caller) if gathered else None
+        self.streamed = body.stream or self.gathering is not None
+        first_s = timers.first_byte if self.streamed else timers.total
+        self.deadline = min(self.began + first_s, exchange.started + timers.total)
+
+    async def run(self, pool: UpstreamPool, relays: set[Relay]) -> UpstreamFailure | None:
         """Call the upstream, with the channel's next credential where one is refused.
 
         Return None when the caller has a response, else why there is none. Raises `CallerGone`.
@@ -85,7 +121,7 @@ class UpstreamCall(Call):
             if not target.credentials.another(credential, name, account, failed):
                 return failed
 
-    async def _send(self, target: Target, relays: set[Relay | ReplyStream]) -> UpstreamFailure | None:
+    async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(target, fresh=fresh)
@@ -117,14 +153,17 @@ class UpstreamCall(Call):
         return failure.dropped()
 
     def _relay(self, upstream: UpstreamConnection) -> Relay:
-        exchange, body, channel = self.exchange, self.body, self.candidate.channel
-        make = Relay if self.dialect is None else partial(TranslatedRelay, self.dialect)
-        if self.gathering is None:
-            named = self.chain.on_chunk + crash_points.on_event
-            hooks = ChunkHooks(exchange, named) if named else None
-            return make(exchange, body, channel, self.caller, upstream, self._begin, hooks)
-        relay = make(exchange, body, channel, self.gathering, upstream, self.begin_gathering)
-        self.gathering.on_invalid = partial(relay.end, EndReason.OTHER)
+        exchange, channel, gathering = self.exchange, self.candidate.channel, self.gathering
+        named = () if gathering is not None else self.chain.on_chunk + crash_points.on_event
+        hooks = ChunkHooks(exchange, named) if named else None
+        events = events_of(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
+        translation = None if self.dialect is None else Translation(self.dialect, events.usage, exchange.id)
+        relay = Relay(exchange, events, channel, gathering or self.caller, upstream, self._begin, hooks, translation)
+        if gathering is not None:
+            relay.max_prelude = channel.max_response_bytes
+            gathering.on_invalid = partial(relay.end, EndReason.OTHER)
+        relay.streamed = self.streamed
+        upstream.on_head = relay.on_head
         return relay
 
     async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
@@ -159,7 +198,7 @@ class UpstreamCall(Call):
             attempt.status = upstream.status
             attempt.upstream_request_id = failure.scrubbed(kept_id(upstream.headers), credentials)
             attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
-        if relay.state is not RelayState.COLLECTING:
+        if relay.begun:
             crash_points.point("stream.ended")
             if self.gathering is not None:
                 return finish_gathering(self, self.gathering, relay, reason)
@@ -204,8 +243,10 @@ class UpstreamCall(Call):
         return failed
 
     def _begin(self) -> dict[str, str]:
-        """Return the headers of the response: the first event has arrived."""
+        """Return the headers of the response: the first event has arrived. An answer that is gathered gets none yet."""
         self.answered()
+        if self.gathering is not None:
+            return {}
         if self.chain.on_response:
             run_response_hooks(self.exchange, self.chain.on_response)
         self.exchange.drop_body()  # no retry follows
@@ -217,13 +258,128 @@ class UpstreamCall(Call):
 
     async def _conclude(self, relay: Relay, reason: EndReason) -> None:
         """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""
-        if reason is EndReason.UPSTREAM and (rest := relay.rest()):
-            self.caller.write(rest)
+        error = relay.events.error
         if relay.hooks is not None and relay.hooks.withheld:
-            reason = relay.hooks.reason
+            reason, error = relay.hooks.reason, None
         meter_stream(self.attempt, relay, self.body, self.candidate)
+        whole = is_complete(relay, reason)
+        await conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
 
-        def on_failed(code: str) -> None:
-            self.breaker.failed(self.candidate, self.exchange.id, code, None)
+    def _failed(self, code: str) -> None:
+        """Tell the circuit breaker that the answer ended before it was whole."""
+        self.breaker.failed(self.candidate, self.exchange.id, code, None)
 
-        await conclude(self.exchange, self.caller, relay, reason, on_failed)
+    def answered(self) -> None:
+        """Tell the circuit breaker that the answer has begun."""
+        self.breaker.answered(self.candidate, self.exchange.id, time.monotonic() - self.began)
+
+    def remaining_s(self) -> float:
+        """Return how long the call may still take."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def interrupted(self) -> UpstreamFailure:
+        """Return or raise what ends the exchange before the first event: the caller left, or the gateway stops or ends it."""
+        self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
+        if self.caller.gone:
+            raise CallerGone
+        return UpstreamFailure(self.exchange.stopped or unavailable(), final=True)
+
+    def prepare_json(self, text: bytes) -> UpstreamFailure | None:
+        """Prepare a JSON answer, which is written once it is charged. Return why there is none: a plugin ended the exchange.
+
+        Of such an answer the output is not charged, and nothing where a plugin fails.
+        """
+        exchange = self.exchange
+        text = failure.scrubbed(text.decode("utf-8", "replace"), self.candidate.channel.scrubbed).encode()
+        used, self.attempt.usage = self.attempt.usage, Usage()
+        if self.chain.on_response:
+            exchange.texts = WholeAnswer(text)
+            try:
+                run_response_hooks(exchange, self.chain.on_response)
+            except Refused as refused:
+                self.attempt.usage = without_output(used)
+                return UpstreamFailure(refused.with_traceback(None), final=True)
+        self.caller.prepare(200, {"Content-Type": "application/json", **exchange.response_headers}, text)
+        self.attempt.usage = used
+        exchange.first_byte, exchange.bytes = time.monotonic(), len(text)
+        exchange.status, exchange.outcome = 200, Outcome.COMPLETED
+        return None
+
+
+def without_output(usage: Usage) -> Usage:
+    """Return what is charged of an attempt whose output the caller did not get."""
+    return Usage(usage.prompt_tokens, 0, usage.source, usage.cached_tokens, usage.cache_write_tokens)
+
+
+async def pass_on(
+    call: UpstreamCall, upstream: UpstreamConnection, ended: asyncio.Future[EndReason]
+) -> UpstreamFailure | None:
+    """Read a JSON response, and prepare and charge it. Return why there is none."""
+    channel = call.candidate.channel
+    call.deadline = call.exchange.started + channel.timers.total
+    response = await _read(upstream, channel, call.remaining_s(), ended)
+    if call.caller.gone or ended.done():
+        return call.interrupted()
+    if isinstance(response, UpstreamFailure):
+        return response
+    call.answered()
+    call.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
+    meter(call.attempt, response.usage, response.estimate_output, call.body, call.candidate)
+    return call.prepare_json(response.text)
+
+
+async def _read(
+    upstream: UpstreamConnection, channel: Channel, timeout_s: float, ended: asyncio.Future[EndReason]
+) -> Response | UpstreamFailure:
+    """Return the response, or why it is none. What is read when `ended` is done is not complete."""
+    if upstream.media_type != "application/json":
+        return failure.invalid_response("JSON")
+    read = await read_body(upstream, channel.max_response_bytes, timeout_s, ended)
+    if not read.whole:
+        if read.long:
+            return failure.too_large()
+        return failure.dropped() if read.broken else failure.timed_out("answer")
+    try:
+        response = Response.read(read.data)
+    except ValueError:
+        return failure.invalid_response("valid JSON")
+    if response is None:
+        return failure.invalid_response("a chat completion")
+    return failure.of_event(response.facts, channel.scrubbed) if response.error else response
+
+
+def finish_gathering(
+    call: UpstreamCall, gathering: Gathering, relay: Relay, reason: EndReason
+) -> UpstreamFailure | None:
+    """Charge a gathered stream that has ended, and prepare the answer. Return why there is none. Raises `CallerGone`."""
+    exchange, attempt, events = call.exchange, call.attempt, relay.events
+    exchange.first_byte, exchange.bytes, exchange.events = None, 0, 0
+    meter_stream(attempt, relay, call.body, call.candidate)
+    if call.caller.gone:
+        raise CallerGone
+    credentials, usage = call.candidate.channel.scrubbed, attempt.usage
+    if events.error is None and is_complete(relay, reason) and (text := gathering.encode()):
+        return call.prepare_json(text)
+    attempt.usage = without_output(usage)
+    if reason is EndReason.STOPPING:
+        return UpstreamFailure(exchange.stopped or unavailable(), final=True)
+    failed = _failure_of(gathering, reason, events.error, usage, credentials)
+    attempt.usage = attempt.usage if failed.maybe_billed else Usage()
+    return failed
+
+
+def _failure_of(
+    gathering: Gathering, reason: EndReason, error: bytes | None, usage: Usage, credentials: Sequence[str]
+) -> UpstreamFailure:
+    """Return why there is no answer, where a gathered stream had an `error` event or ended before it was whole."""
+    if error is not None:
+        failed = failure.of_event(error, credentials)
+        return msgspec.structs.replace(failed, maybe_billed=usage.completion_tokens > 0)
+    if gathering.invalid or reason is EndReason.OTHER:
+        return msgspec.structs.replace(failure.invalid_response(CHUNKS), maybe_billed=True)
+    if reason is EndReason.SIZE:
+        return failure.too_large()
+    incomplete = INCOMPLETE[reason]
+    status = 504 if incomplete.code == "upstream_timeout" else 502
+    broken = Refused(status, incomplete.code, incomplete.message, type=incomplete.type, should_retry=False)
+    return UpstreamFailure(broken, maybe_billed=True)

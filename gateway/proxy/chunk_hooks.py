@@ -1,23 +1,49 @@
-"""The plugins that look at a stream: they see its events before they are written to the caller, and may end it."""
+"""The hooks that see an answer: plugins see the events of a stream before they are written to the caller, and may end it.
+
+An answer as a whole they read before anything of it is sent, and may end the exchange with an error in its place.
+
+Before that, the channel's credentials are replaced wherever they occur in the bytes of events, however reads split them
+(`Redaction`). A credential with characters that are escaped in JSON is recognised, too. One that an upstream changes is not:
+encoded, in another case, or split over the texts of two events.
+
+`EndReason` is why a relay ended, and what that means for a caller that has had the first byte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final
 
-from gateway.chain.failures import origin_of
-from gateway.chat.sse import whole_events
-from gateway.chat.withheld import END, WatchedEvents, whole_up_to
-from gateway.errors import Refused
-from gateway.exchange import Exchange
-from gateway.log import Logger
-from gateway.proxy.end_reason import EndReason
-from gateway.proxy.redaction import Redaction
+import msgspec
+
+from gateway.base.errors import Refused
+from gateway.base.log import Logger
+from gateway.chain.entry import origin_of
+from gateway.chat.events import END, EventStream, WatchedEvents, whole_up_to
+from gateway.chat.sse import QUOTE, whole_events
+from gateway.chat.tokens import ALL
+from gateway.domain.exchange import Exchange, Outcome
+from gateway.proxy import failure
+from gateway.proxy.failure import LONGEST, without
 
 log = Logger("gateway.proxy.chunk_hooks")
 
 ChunkHook = Callable[[Exchange, bytes], None]
 Named = tuple[str, ChunkHook]
 """A hook, and the name of its plugin."""
+
+NamedResponse = tuple[str, Callable[[Exchange], None]]
+"""`on_response`, and the name of its plugin."""
+
+REDACTED: Final = failure.REDACTED.encode()
+
+STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+"""The headers of a stream that begins."""
 
 
 class ChunkHooks:
@@ -69,3 +95,138 @@ class ChunkHooks:
             events.deliver(0 if secrets is None else secrets.held)
             self.at_boundary = events.at_boundary
         return passed
+
+
+def run_response_hooks(exchange: Exchange, hooks: Sequence[NamedResponse]) -> None:
+    """Run `on_response` of the plugins. Raises what one raises, and the error with which one ends the exchange."""
+    for name, hook in hooks:
+        try:
+            hook(exchange)
+        except Refused as refused:
+            exchange.stop(refused)
+        except BaseException:
+            exchange.refused_by = name
+            raise
+        if exchange.stopped is not None:
+            exchange.refused_by = name
+            raise exchange.stopped
+
+
+class Redaction:
+    """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
+
+    __slots__ = ("_credentials", "_events", "_secrets", "_tail", "shortest")
+
+    def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
+        self._events = events
+        self._credentials = tuple(credentials)
+        self._secrets = tuple([credential.encode() for credential in self._credentials])
+        self._tail = b""
+        self.shortest = ALL + 1
+        """How many novel bytes of a text may contain a secret. A secret with a quote may begin before the text."""
+        for secret in self._secrets:
+            self.shortest = min(self.shortest, 0 if QUOTE in secret else len(secret))
+
+    @property
+    def held(self) -> int:
+        """How many bytes are held back."""
+        return len(self._tail)
+
+    def redact_whole(self, whole: bytes) -> bytes:
+        """Replace the secrets in `whole`, and hold back an end of it in which one may be split. That end is not counted yet."""
+        whole = self._redact(self._take_held() + whole)
+        if not self._events.at_boundary:
+            # Part of an event that is too long to wait for: a secret may be split here.
+            keep = max(1, *(LONGEST * len(secret) - 1 for secret in self._secrets))
+            whole, self._tail = whole[:-keep], whole[-keep:]
+            self._events.output.add_unread(-len(self._tail))
+        return whole
+
+    def redact_rest(self, rest: bytes) -> bytes:
+        """Replace the secrets in the rest of the stream, after what was held back."""
+        return self._redact(self._take_held() + rest)
+
+    def _take_held(self) -> bytes:
+        held, self._tail = self._tail, b""
+        if held:
+            self._events.output.add_unread(len(held))
+        return held
+
+    def _redact(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            if data.find(secret) >= 0:  # `in` would raise and drop an exception
+                data = data.replace(secret, REDACTED)
+                self._events.template.forget()
+        if data.find(b"\\") >= 0:
+            spelled = without(data, self._credentials, REDACTED)
+            if spelled != data:
+                self._events.template.forget()
+                return spelled
+        return data
+
+
+class EndReason(Enum):
+    """Why a relay ended."""
+
+    OTHER = "the answer is no event stream, or there is none"
+    REFUSED = "the first event is an error"
+    LATE = "no event arrived in time"
+    COMPLETE = "the answer is complete"
+    UPSTREAM = "the upstream ended its answer"
+    BROKEN = "the upstream's connection broke"
+    IDLE = "the upstream sent nothing for too long"
+    TOTAL = "the answer took too long"
+    SIZE = "the answer grew too large"
+    CALLER = "the caller left"
+    CALLER_STALLED = "the caller stopped reading"
+    STOPPING = "the gateway is stopping, or it stopped this exchange"
+    PLUGIN = "a plugin failed"
+
+
+class Incomplete(msgspec.Struct, frozen=True):
+    """An answer that ended without being complete: its outcome, and the error event that the caller gets."""
+
+    outcome: Outcome
+    type: str
+    code: str
+    message: str
+
+    def error(self) -> Refused:
+        """Return the error for the event."""
+        return Refused(500, self.code, self.message, type=self.type)
+
+
+INCOMPLETE: Final = {
+    EndReason.UPSTREAM: Incomplete(
+        Outcome.UPSTREAM_TRUNCATED,
+        "upstream_error",
+        "upstream_truncated",
+        "The upstream ended the answer before it was whole.",
+    ),
+    EndReason.BROKEN: Incomplete(
+        Outcome.UPSTREAM_TRUNCATED,
+        "upstream_error",
+        "upstream_truncated",
+        "The upstream's connection broke before the answer was whole.",
+    ),
+    EndReason.IDLE: Incomplete(
+        Outcome.UPSTREAM_STALLED,
+        "upstream_error",
+        "upstream_timeout",
+        "The upstream fell silent in the middle of the answer.",
+    ),
+    EndReason.TOTAL: Incomplete(
+        Outcome.STOPPED, "upstream_error", "upstream_timeout", "The answer took longer than this gateway allows."
+    ),
+    EndReason.SIZE: Incomplete(
+        Outcome.STOPPED, "upstream_error", "upstream_error", "The answer is larger than this gateway allows."
+    ),
+    EndReason.STOPPING: Incomplete(
+        Outcome.STOPPED,
+        "service_error",
+        "service_unavailable",
+        "The gateway is stopping; send the request again.",
+    ),
+    EndReason.PLUGIN: Incomplete(Outcome.INTERNAL_ERROR, "service_error", "internal_error", ""),
+}
+"""The outcome and the error event for each reason that leaves a started answer incomplete. `attempt` handles the others."""

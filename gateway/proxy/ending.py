@@ -5,6 +5,8 @@
 - an error event of the upstream: it is passed on if client libraries recognise it, else replaced; then the stream is cut off;
 - where a plugin ended the stream, its error in an error event, after what it let pass; then the stream is cut off;
 - otherwise one error event from the gateway, at the end of an event; then the stream is cut off.
+
+The usage of a plugin's own answer is read here, too.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.attempt import Attempt
+import msgspec
+
+from gateway.base.errors import render
+from gateway.chat.events import EventStream
 from gateway.chat.request import Body
-from gateway.chat.usage import ReportedUsage
-from gateway.errors import render
-from gateway.exchange import Exchange, Outcome
-from gateway.facts import Candidate
+from gateway.chat.usage import ReportedUsage, Usage
+from gateway.domain.exchange import Attempt, Exchange, Outcome
+from gateway.domain.facts import Candidate, Route
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.end_reason import INCOMPLETE, EndReason
-from gateway.proxy.relay import Relay
-from gateway.proxy.relay_state import RelayState
+from gateway.proxy.chunk_hooks import INCOMPLETE, EndReason
+from gateway.proxy.relay import Relay, RelayState
 
 NO_CEILING: Final = 1 << 31
 
@@ -46,21 +49,27 @@ def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidat
 
 
 async def conclude(
-    exchange: Exchange, caller: CallerConnection, relay: Relay, reason: EndReason, on_failed: Callable[[str], None]
+    exchange: Exchange,
+    caller: CallerConnection,
+    relay: Relay,
+    reason: EndReason,
+    whole: bool,
+    error: bytes | None = None,
+    on_failed: Callable[[str], None] | None = None,
 ) -> None:
     """Set the outcome of a stream that has ended, and write what the caller gets of it.
 
-    `on_failed` is called with the error's code where the end is the upstream's fault.
+    `whole`: nothing is missing. `error`: that of the upstream's error event. `on_failed` is called with the code of our error where
+    the end is the upstream's fault.
     """
-    events = relay.events
     exchange.status = 200
-    if events.error is not None and not relay.withheld:
+    if error is not None:
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
-        error = failure.of_event(events.error, relay.channel.scrubbed).error
-        await caller.cut(b"" if events.error_relayed else b"data: %b\n\n" % render(error, exchange.id))
+        shown = failure.of_event(error, relay.channel.scrubbed).error
+        await caller.cut(b"" if relay.events.error_relayed else b"data: %b\n\n" % render(shown, exchange.id))
     elif relay.state is RelayState.ABANDONED:
         exchange.outcome = Outcome.CALLER_GONE
-    elif is_complete(relay, reason):
+    elif whole:
         exchange.outcome = Outcome.COMPLETED
     elif reason is EndReason.CALLER_STALLED:
         exchange.outcome = Outcome.STOPPED
@@ -68,12 +77,13 @@ async def conclude(
     else:
         incomplete = INCOMPLETE[reason]
         stopped = exchange.stopped if reason is EndReason.STOPPING else None
-        error = stopped or incomplete.error()
-        exchange.outcome, exchange.error = incomplete.outcome, error
-        if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
-            on_failed(error.code)
-        at_boundary = relay.hooks.at_boundary if relay.hooks is not None and relay.withheld else events.at_boundary
-        await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if at_boundary else b"")
+        exchange.error = ours = stopped or incomplete.error()
+        exchange.outcome = incomplete.outcome
+        if on_failed is not None and reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
+            on_failed(ours.code)
+        watched = relay.hooks if relay.withheld or relay.failure is not None else None
+        at_boundary = (watched or relay.events).at_boundary
+        await caller.cut(b"data: %b\n\n" % render(ours, exchange.id) if at_boundary else b"")
 
 
 def is_complete(relay: Relay, reason: EndReason) -> bool:
@@ -84,3 +94,16 @@ def is_complete(relay: Relay, reason: EndReason) -> bool:
         return True
     # A gateway that stops does not wait for what may follow the final usage.
     return reason is EndReason.COMPLETE or (reason is EndReason.STOPPING and relay.events.concluded)
+
+
+def usage_of(exchange: Exchange, body: Body, events: EventStream, given: Usage | None, *, whole: bool) -> Usage:
+    """Return the `given` usage, or what the events report, or an estimate: of an answer that was cut, of what was delivered."""
+    if given is None:
+        route = exchange.get(Route)
+        most = body.max_tokens or (route.candidates[0].max_output_tokens if route and route.candidates else None)
+        ceiling = body.n * (most or NO_CEILING)
+        return events.usage.usage(lambda: body.prompt_tokens_estimate, lambda: min(events.output.tokens(), ceiling))
+    if whole:
+        return msgspec.structs.replace(given, source="upstream", answers=1)
+    output = min(given.completion_tokens, events.output.tokens())
+    return msgspec.structs.replace(given, completion_tokens=output, source="estimated", answers=1)

@@ -9,22 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from gateway.catalogue import MAX_ATTEMPTS
+from gateway.base.errors import Refused
 from gateway.chain.chain import Chain
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.errors import Refused
-from gateway.exchange import Exchange
-from gateway.facts import Candidate, Route
+from gateway.domain.catalogue import MAX_ATTEMPTS
+from gateway.domain.exchange import Exchange
+from gateway.domain.facts import Candidate, Route
 from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.end_reason import EndReason
+from gateway.proxy.chunk_hooks import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
-from gateway.proxy.reply_stream import ReplyStream
-from gateway.store.credential_states import CredentialStates
+from gateway.store.channels import CredentialStates
 
 
 def _has_time(exchange: Exchange, channel: Channel) -> bool:
@@ -49,7 +48,7 @@ class Failover:
     def __init__(self, credentials: CredentialStates | None = None) -> None:
         """Follow what `credentials` says of those that are set aside, and note there what upstreams refuse."""
         self._pool = UpstreamPool(credentials)
-        self.relays: set[Relay | ReplyStream] = set()
+        self.relays: set[Relay] = set()
         """The calls of upstreams in progress, and the streams of plugins that answer."""
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection) -> None:

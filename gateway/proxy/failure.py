@@ -1,22 +1,29 @@
-"""Failures of an upstream before the first event: what the caller is told, and whether another candidate is called.
+"""Failures of an upstream before the first event: the error for the caller, and whether another candidate is called.
 
 An upstream's 401 and 402, and a 429 for an exhausted quota, are about the gateway's credential; its 403 is about that or about
 what the request contains. Their text is never shown. Other statuses from 400 to 422 are about the caller's request and are
 passed on. Everything else is the channel's fault, or something that the request makes the channel do: the circuit breaker
 tells them apart by the accounts that meet it.
+
+The body of a failure is read within a bound; the headers that say when to retry count; and credentials are replaced, also where
+JSON spells a character as `\\uXXXX`, or a slash, a quote or a backslash after a backslash. Honest upstreams escape no printable
+ASCII but quotes and backslashes, so that nothing is searched in what they send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.chat import error_objects
-from gateway.errors import Refused, internal
-from gateway.proxy.advice import retry_after_s, should_retry
-from gateway.proxy.spelling import without
+from gateway.base.errors import Refused, internal
+from gateway.chat import upstream_errors
+from gateway.proxy.upstream import UpstreamConnection
 
 MAX_ERROR_BODY: Final = 64 * 1024
 REQUEST_FAULT: Final = frozenset(range(400, 423)) - {401, 402, 403, 407, 408}
@@ -39,6 +46,13 @@ QUOTA_EXHAUSTED: Final = frozenset(
 per minute a quota.
 """
 REDACTED: Final = "[redacted]"
+
+NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
+
+LONGEST: Final = len(r"\u0041")
+"""What a character takes at most."""
+_ESCAPED: Final = re.compile(rb"\\(?:u00[2-7]|/)")
+_WITH_BACKSLASH: Final = '"\\/'
 
 
 class CallerGone(Exception):
@@ -178,5 +192,88 @@ def _passed_on(status: int, detail: Mapping[str, str], advice: bool | None) -> R
 
 def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
     """Return the string fields of an error, in whichever dialect."""
-    found = error_objects.details(error_objects.decode(body))
+    found = upstream_errors.details(upstream_errors.decode(body))
     return {name: scrubbed(value, credentials)[:2000] for name, value in found.items()}
+
+
+class Read(NamedTuple):
+    """What was read of a body: `whole` as its framing announced, else `broken` off, or else too `long`, late or cancelled."""
+
+    data: bytes
+    whole: bool
+    broken: bool
+    long: bool
+
+
+async def read_body(
+    upstream: UpstreamConnection, max_bytes: int, timeout_s: float, cancelled: asyncio.Future[Any]
+) -> Read:
+    """Return the body up to `max_bytes`.
+
+    Reading stops after `max_bytes`, after `timeout_s`, and when `cancelled` is done.
+    """
+    pieces: list[bytes] = []
+    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    size = 0
+
+    def on_data(data: bytes) -> None:
+        nonlocal size
+        pieces.append(data)
+        size += len(data)
+        if size > max_bytes:
+            upstream.pause()
+            on_end(False)
+
+    def on_end(clean: bool) -> None:
+        if not done.done():
+            done.set_result(clean)
+
+    upstream.flow_to(on_data, on_end)
+    await asyncio.wait((done, cancelled), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    ended, too_long = done.done(), size > max_bytes
+    whole = ended and done.result()
+    return Read(b"".join(pieces)[:max_bytes], whole, ended and not whole and not too_long, too_long)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return for how many seconds the upstream asks to wait, None where it does not say so.
+
+    `retry-after-ms` is more exact than `Retry-After` and counts first. A date is measured from the answer's own `Date`, since the
+    upstream's clock may be off; without that it is ignored.
+    """
+    milliseconds, text = headers.get("retry-after-ms", "").strip(), headers.get("Retry-After", "").strip()
+    if NUMBER.fullmatch(milliseconds):
+        return float(milliseconds) / 1000
+    if NUMBER.fullmatch(text):
+        return float(text)
+    try:
+        wait_s = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, wait_s)
+
+
+def should_retry(headers: Mapping[str, str]) -> bool | None:
+    """Return what the upstream's `x-should-retry` says, None where it has none."""
+    return {"true": True, "false": False}.get(headers.get("x-should-retry", "").strip().lower())
+
+
+def without(data: bytes, credentials: Iterable[str], replacement: bytes) -> bytes:
+    """Return `data` with the credentials replaced that are spelled with escapes."""
+    for credential in credentials:
+        if _ESCAPED.search(data) or '"' in credential or "\\" in credential:
+            data = _pattern(credential).sub(replacement, data)
+    return data
+
+
+@lru_cache(maxsize=256)
+def _pattern(credential: str) -> re.Pattern[bytes]:
+    return re.compile(b"".join(map(_spellings, credential)))
+
+
+def _spellings(letter: str) -> bytes:
+    units = letter.encode("utf-16-be").hex()
+    escaped = "".join(rf"\\u(?i:{units[start : start + 4]})" for start in range(0, len(units), 4))
+    plain = re.escape(letter)
+    more = rf"|\\{plain}" if letter in _WITH_BACKSLASH else ""
+    return f"(?:{plain}|{escaped}{more})".encode()

@@ -14,22 +14,20 @@ from functools import partial
 from itertools import takewhile
 from typing import Final
 
-from gateway import crash_points
+from gateway.base import crash_points
+from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
+from gateway.base.log import Logger
 from gateway.chain.chain import Chain
-from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation, note_failure
-from gateway.chat.deltas import WholeAnswer
-from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
-from gateway.exchange import Exchange, Operation, Outcome
-from gateway.log import Logger
+from gateway.chain.entry import Entry, is_cancellation, note_failure
+from gateway.chat.answers import WholeAnswer
+from gateway.domain.exchange import Exchange, Operation, Outcome
+from gateway.domain.reply import Reply
 from gateway.metrics.registry import Metrics
-from gateway.proxy.caller import CallerConnection
+from gateway.proxy.caller import CallerConnection, InvalidHeader, valid_headers
+from gateway.proxy.chunk_hooks import run_response_hooks
 from gateway.proxy.failover import Failover
 from gateway.proxy.failure import CallerGone
-from gateway.proxy.head import InvalidHeader, valid_headers
-from gateway.proxy.reply_stream import answer_with_events
-from gateway.proxy.response_hooks import run_response_hooks
-from gateway.reply import Reply
+from gateway.proxy.plugin_streams import answer_with_events
 
 END_LIMIT_S: Final = 5.0
 """How long a stop waits for the ends of exchanges. A settlement that the store does not answer takes less."""

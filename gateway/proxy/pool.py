@@ -1,24 +1,36 @@
-"""The pool of connections to upstreams, which is aiohttp's, and the prebuilt head of each channel's requests."""
+"""The pool of connections to upstreams, which is aiohttp's, and the prebuilt head of each channel's requests.
+
+A head is made once for each credential.
+
+**The credentials of a channel** are used in turn. One that the upstream refuses is not used for a while, by no worker.
+
+A 403 may be about what a request contains. So the credential is set aside for the account that met it, by this worker, and for all
+accounts and workers only when a second account meets it before any call with that credential has succeeded.
+
+No credential is ever logged: log lines have its index in the list, counted from 0.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 from weakref import WeakSet
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
 from yarl import URL
 
+from gateway.base.log import Logger
 from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
-from gateway.config.channel import Channel
-from gateway.proxy.credentials import Credentials
-from gateway.proxy.request_head import address_of, heads
-from gateway.proxy.turns import Turns
+from gateway.config.channel import BEARER, Channel, CredentialPlace, auth_of
+from gateway.proxy.failure import UpstreamFailure
+from gateway.proxy.scheduler import Turns
 from gateway.proxy.upstream import UpstreamConnection
-from gateway.store.credential_states import CredentialStates
+from gateway.store.channels import SUSPENDED_S, CredentialStates, fingerprint_of
 
 AIOHTTP_ATTRIBUTES: Final = ("_buffer",)
 """Of `aiohttp.client_proto.ResponseHandler`, as read in 3.14.5: the responses that it has parsed."""
@@ -26,6 +38,19 @@ AIOHTTP_CONNECTOR: Final = ("_get",)
 """Of `aiohttp.TCPConnector`: returns an idle connection or None. It waits for nothing, so that it needs no timeout."""
 _NEVER_FILLED: Final = deque[Any]()
 """For all connections: aiohttp's protocol parses nothing here, and an empty deque takes 760 bytes."""
+
+CHAT_PATH = "/chat/completions"
+
+_COMMON: Mapping[str, str] = {
+    "Content-Type": "application/json",
+    "Accept-Encoding": "identity",
+    "User-Agent": "sluicegate",
+}
+
+MAX_ACCOUNTS: Final = 64
+"""Accounts for which one credential is set aside at the same time; the earliest is forgotten first."""
+
+log = Logger("gateway.proxy.credentials")
 
 
 class UpstreamPool:
@@ -139,3 +164,116 @@ class Target:
         """Return the whole request. `trace` is header lines, already checked, each with its line end."""
         lines = f"Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
         return [b"".join((self._heads[credential], lines.encode("latin-1"), body[0])), *body[1:]]
+
+
+def address_of(channel: Channel, dialect: Dialect | None) -> URL:
+    """Return the address that a channel's requests go to, without what `query` adds."""
+    return URL(channel.base_url.rstrip("/") + (CHAT_PATH if dialect is None else dialect.path))
+
+
+def auth_of_channel(channel: Channel, dialect: Dialect | None) -> CredentialPlace:
+    """Return where the credentials of a channel go: as it says itself, else as its dialect does."""
+    return channel.auth_way(BEARER if dialect is None else auth_of(dialect.auth))
+
+
+def headers_and_query(
+    channel: Channel, dialect: Dialect | None, credential: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the headers of requests with a credential, without those that differ from request to request, and the query."""
+    auth, query = auth_of_channel(channel, dialect), dict(channel.query)
+    given = {**_COMMON, **({} if dialect is None else dialect.headers)}
+    own = {name.lower() for name in channel.headers}
+    headers = {name: value for name, value in given.items() if name.lower() not in own} | dict(channel.headers)
+    if credential and auth.way == "query":
+        query[auth.name] = credential
+    elif credential:
+        headers[auth.name] = f"{'Bearer ' if auth.way == 'bearer' else ''}{credential}"
+    return headers, query
+
+
+def heads(channel: Channel, dialect: Dialect | None, target: str, host: str, proxy_login: str) -> dict[str, bytes]:
+    """Return the head by credential, without the headers that differ from request to request.
+
+    `target`: the address as the request line has it, without a query. `proxy_login`: the value of `Proxy-Authorization`, if any.
+    """
+    found: dict[str, bytes] = {}
+    for credential in channel.credentials or ("",):
+        headers, query = headers_and_query(channel, dialect, credential)
+        if proxy_login:
+            headers["Proxy-Authorization"] = proxy_login
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        pairs = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items())
+        found[credential] = f"POST {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {host}\r\n{lines}".encode(
+            "latin-1"
+        )
+    return found
+
+
+class Credentials:
+    """The credentials of one target in one worker. A channel without credentials has one empty credential."""
+
+    def __init__(self, credentials: Sequence[str], states: CredentialStates | None = None) -> None:
+        self._states = states or CredentialStates()
+        self._all = tuple(credentials) or ("",)
+        self._fingerprints = [fingerprint_of(credential) for credential in self._all]
+        self._aside_until: list[dict[str, float]] = [{} for _ in self._all]
+        self._in_doubt: dict[int, set[str]] = {}
+        self._turn = 0
+
+    def next(self, channel: str = "", account: str = "") -> str:
+        """Return the credential whose turn it is, or the one that the account may use first where all are set aside."""
+        count = len(self._all)
+        if count == 1:
+            return self._all[0]
+        now = time.monotonic()
+        turns = [(self._turn + step) % count for step in range(count)]
+        chosen = min(
+            turns,
+            key=lambda index: max(now, self._until(channel, index), self._aside_until[index].get(account, 0.0)),
+        )
+        self._turn = (chosen + 1) % count
+        return self._all[chosen]
+
+    def another(self, credential: str, channel: str, account: str, failed: UpstreamFailure | None) -> bool:
+        """Note how a call of an account ended. Return whether it is to be repeated with the next credential."""
+        if failed is None:
+            if self._in_doubt or self._states.aside:
+                index = self._all.index(credential)
+                self._in_doubt.pop(index, None)
+                self._states.worked(channel, self._fingerprints[index])
+            return False
+        if failed.credential_refused:
+            return self.refused(credential, channel, failed.why)
+        return failed.forbidden and self.forbidden(credential, channel, account)
+
+    def refused(self, credential: str, channel: str, why: str = "") -> bool:
+        """Suspend a credential and log an error. Return whether there is another to try.
+
+        The only credential of a channel is used all the same: the circuit breaker opens for the channel instead.
+        """
+        index = self._all.index(credential)
+        log.error("credential_refused", channel=channel, index=index, of=len(self._all), reason=why)
+        self._states.on_refused(channel, index, len(self._all))
+        self._states.refused(channel, self._fingerprints[index], why)
+        now = time.monotonic()
+        return any(self._until(channel, other) <= now for other in range(len(self._all)))
+
+    def forbidden(self, credential: str, channel: str, account: str) -> bool:
+        """Set a credential aside for an account, or suspend it if other accounts met the same. Return as `refused` does."""
+        index = self._all.index(credential)
+        in_doubt = self._in_doubt.setdefault(index, set())
+        if len(in_doubt) < MAX_ACCOUNTS:
+            in_doubt.add(account)
+        if len(in_doubt) > 1:
+            del self._in_doubt[index]
+            return self.refused(credential, channel, "403 for several accounts")
+        log.warning("credential_forbidden", channel=channel, index=index, of=len(self._all), account=account)
+        aside = self._aside_until[index]
+        aside.pop(account, None)
+        aside[account] = time.monotonic() + SUSPENDED_S
+        if len(aside) > MAX_ACCOUNTS:
+            del aside[next(iter(aside))]
+        return False
+
+    def _until(self, channel: str, index: int) -> float:
+        return self._states.until(channel, self._fingerprints[index])

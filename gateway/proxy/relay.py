@@ -1,33 +1,39 @@
-"""The relay of one answer: what the upstream sends goes to the caller as it arrives.
+"""The relay of one answer: the events of a source go to the caller as they arrive. There is no other way for them.
+
+A source is an upstream's connection, or the stream of a plugin (`gateway.proxy.plugin_streams`). What an upstream of another
+dialect sends is translated first. What is written to is the caller's connection, or `Gathering`, which makes one answer of the
+events where the caller did not ask for a stream.
 
 Nothing on the path of an event waits. The task that started the relay sleeps until the relay has ended; a read of the
 upstream's socket writes to the caller's socket in the same call. One timer watches the deadlines, and is moved only when it
 fires.
+
+Many upstreams send `[DONE]` and the end of the body in two writes. The caller does not wait for the second one, and without it
+the connection could not carry another request: it is given back when the body has ended (`UpstreamConnection.release`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
 
-from gateway import crash_points
-from gateway.chat import chunks
+from gateway.base import crash_points
+from gateway.base.log import Logger
+from gateway.chat import sse
+from gateway.chat.answers import GatheredCompletion
+from gateway.chat.events import EventStream, WatchedEvents
 from gateway.chat.request import Body
+from gateway.chat.sse import parse_event, whole_events
 from gateway.config.channel import Channel
-from gateway.exchange import Exchange
-from gateway.log import Logger
-from gateway.proxy.answer_events import events_of
+from gateway.domain.exchange import Exchange
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import ChunkHooks
-from gateway.proxy.end_reason import EndReason
-from gateway.proxy.gathering import Gathering
-from gateway.proxy.linger import release_at_end
-from gateway.proxy.redaction import Redaction
-from gateway.proxy.relay_state import RelayState
+from gateway.proxy.chunk_hooks import ChunkHooks, EndReason, Redaction
 from gateway.proxy.translation import Translation
-from gateway.proxy.upstream import UpstreamConnection
+from gateway.proxy.upstream import OnData, UpstreamConnection
 
 MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
@@ -36,32 +42,71 @@ USAGE_WAIT_S: Final = 2.0
 
 log = Logger("gateway.proxy.relay")
 
+
+class RelayState(Enum):
+    """Where a relay is. It goes from `COLLECTING` to `RELAYING`, and to one of the others when the caller leaves."""
+
+    COLLECTING = "the caller has nothing yet; the first event is not complete"
+    RELAYING = "the caller has the head of the response and the first event"
+    ABANDONED = "the caller left before the answer was complete"
+    CONCLUDING = "the caller left after the finish; only the usage is outstanding"
+
+
 _COLLECTING: Final = RelayState.COLLECTING
 """The name of a module is looked up faster than a member of an enum, and this one is needed at each read."""
 
 
+class Source(Protocol):
+    """What gives a relay its data: the connection of an upstream, or the stream of a plugin."""
+
+    queued: bool
+    """It has more, and waits for its turn to give it."""
+
+    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
+        """Give the data from now on. `on_data` returns whether it kept some for a call without data."""
+
+    def begin_pass(self, relay: Any) -> None:
+        """Pass the plain events of a relay on from now on, where there is a faster path for them."""
+
+    def pause(self) -> None:
+        """Give nothing more: the caller is slower."""
+
+    def resume(self) -> None:
+        """Give more again."""
+
+    def release(self, *, at_end: bool) -> None:
+        """Give nothing any more. `at_end`: the answer is complete, but for what frames it."""
+
+
 class Relay:
-    """One answer on its way from an upstream to the caller, until `ended`.
+    """One answer on its way from a source to the caller, until `ended`.
 
     Until the first event is complete it only collects, so that an error there is still an error before the first byte. With
     that event it asks `begin` for the headers of the response, and from then on passes on what arrives.
+
+    `events` parses what arrives. The limits are those of `channel`. `translation` is for a source of another dialect.
     """
+
+    max_prelude = MAX_PRELUDE
+    streamed = True
+    """An upstream was asked for a stream."""
 
     def __init__(
         self,
         exchange: Exchange,
-        body: Body,
+        events: EventStream,
         channel: Channel,
         caller: CallerConnection | Gathering,
-        upstream: UpstreamConnection,
+        source: Source,
         begin: Callable[[], dict[str, str]],
         hooks: ChunkHooks | None = None,
+        translation: Translation | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
         self.channel = channel
         self._caller = caller
-        self._upstream = upstream
+        self._source = source
         self._begin = begin
         self.hooks = hooks
         self._collected: list[bytes] = []
@@ -72,17 +117,13 @@ class Relay:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self.state = RelayState.COLLECTING
-        self.failure: Exception | None = None
-        """What `begin` raised, or why its headers cannot be sent."""
-        gathered = isinstance(caller, Gathering)
-        self.events = events_of(body, channel, gathered=gathered, watched=hooks is not None)
-        self.translation: Translation | None = None
-        self._max_prelude = channel.max_response_bytes if gathered else MAX_PRELUDE
-        self._streamed = body.stream or gathered
-        self._secrets = Redaction(channel.scrubbed, self.events)
+        self.failure: BaseException | None = None
+        """What a plugin raised, or why the headers of `begin` cannot be sent."""
+        self.events = events
+        self.translation = translation
+        self._secrets = Redaction(channel.scrubbed, events)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
-        upstream.on_head = self._on_head
 
     def limit_first_event(self, seconds: float) -> None:
         """End the relay where no event has arrived after `seconds`."""
@@ -103,35 +144,39 @@ class Relay:
         """Bytes for the caller that the kernel has not taken."""
         return self._caller.unsent
 
+    @property
+    def begun(self) -> bool:
+        """Whether the caller has had the first event."""
+        return self.state is not _COLLECTING
+
     def close(self) -> None:
         """Release both sockets. Afterwards nothing reaches the caller from here."""
         for timer in (self._deadline_timer, self._stall_timer, self._drain_timer):
             if timer is not None:
                 timer.cancel()
         self._caller.on_gone = self._caller.on_flow = None
-        if self.events.done:
-            release_at_end(self._upstream)
-        else:
-            self._upstream.release()
+        self._source.release(at_end=self.events.done)
 
-    def _on_head(self) -> None:
-        upstream = self._upstream
+    def on_head(self, upstream: UpstreamConnection) -> None:
+        """Take the events of an upstream that begins to send some. Any other response is left to be read elsewhere."""
         if upstream.failure is None:
             crash_points.point("upstream.answered")
-            if self._streamed and upstream.status == 200 and upstream.media_type == "text/event-stream":
-                self._last_read_at = self._loop.time()
-                self._flow()
+            if self.streamed and upstream.status == 200 and upstream.media_type == "text/event-stream":
+                self.flow()
                 return
         upstream.pause()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self.end(EndReason.OTHER)
 
-    def _flow(self) -> None:
-        self._upstream.flow_to(self._on_data, self._on_end)
-
-    def _begin_pass(self) -> None:
-        self._upstream.begin_pass(self)
+    def flow(self) -> None:
+        """Take what the source gives from now on."""
+        self._last_read_at = self._loop.time()
+        if self.translation is None:
+            self._source.flow_to(self._on_data, self._on_end)
+        else:
+            on_end = partial(self._on_untranslated_end, self.translation)
+            self._source.flow_to(partial(self._on_untranslated, self.translation), on_end)
 
     def _on_data(self, data: bytes) -> bool:
         """Pass on what is complete. Return whether the parser kept data for later."""
@@ -166,7 +211,7 @@ class Relay:
         """Begin the response with what was collected, once the first event is complete."""
         events, exchange = self.events, self._exchange
         if self.ended.done() or not events.started:
-            if self._received > self._max_prelude:
+            if self._received > self.max_prelude:
                 self.end(EndReason.SIZE)
             return
         if events.error is not None and events.first_error:
@@ -183,7 +228,7 @@ class Relay:
         first, self._collected = self._passed(b"".join(self._collected)), []
         if not first and self.withheld:
             return
-        events.completion_id = events.completion_id or chunks.completion_id(first)
+        events.completion_id = events.completion_id or sse.completion_id(first)
         self.state = RelayState.RELAYING
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))
@@ -192,9 +237,33 @@ class Relay:
         exchange.bytes += len(first)
         exchange.events = events.events
         crash_points.point("stream.begun")
-        self._begin_pass()
+        if self.translation is None:  # the compiled path reads what arrives
+            self._source.begin_pass(self)
         if events.concluded:
             self._conclude()
+
+    def _on_untranslated(self, translation: Translation, data: bytes) -> bool:
+        if self.ended.done():
+            return False
+        received = self._received + len(data)
+        if self.hooks is None:
+            kept = self._on_data(translation.feed(data))
+        else:
+            kept = self._on_data(b"")
+            for chunks in translation.each(data):
+                kept = self._on_data(chunks)
+                while kept:
+                    kept = self._on_data(b"")
+                if self.ended.done():
+                    break  # what an event after that one reports is not charged
+        self._received = max(self._received, received)  # events that say nothing count, too: they may never end
+        return kept
+
+    def _on_untranslated_end(self, translation: Translation, clean: bool) -> None:
+        if not self.ended.done():
+            rest, whole = translation.close()
+            self._on_data(rest)
+            self._on_end(clean and whole)
 
     def _conclude(self) -> None:
         """End the relay, as nothing more is needed. A caller that is there may still get the `[DONE]` that follows soon."""
@@ -211,6 +280,9 @@ class Relay:
         if self.hooks.withheld:
             self.failure = self.hooks.failure
             self.end(self.hooks.reason)
+            noted = self.translation.noted if self.translation is not None else None
+            if noted is not None and not self.events.usage.final:
+                self.events.usage.add(noted, final=False)
         return passed
 
     @property
@@ -223,6 +295,10 @@ class Relay:
         return self._passed(self._secrets.redact_rest(self.events.close()))
 
     def _on_end(self, clean: bool) -> None:
+        if self.ended.done():
+            return
+        if clean and self.state is not _COLLECTING and (rest := self.rest()):
+            self._caller.write(rest)
         self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)
 
     @property
@@ -244,7 +320,7 @@ class Relay:
         concluded = self.events.concluded
         idle_s = min(self.channel.timers.idle, USAGE_WAIT_S) if concluded else self.channel.timers.idle
         idle_at = self._last_read_at + idle_s
-        if self._stall_timer is not None or self._upstream.queued:
+        if self._stall_timer is not None or self._source.queued:
             idle_at = now + idle_s  # it is not the upstream that is slow
         if self.state is RelayState.COLLECTING:
             self.end(EndReason.LATE)
@@ -257,12 +333,12 @@ class Relay:
 
     def _on_caller_flow(self, full: bool) -> None:
         if full:
-            self._upstream.pause()
+            self._source.pause()
             self._stall_timer = self._loop.call_later(
                 self.channel.timers.write_stall, self.end, EndReason.CALLER_STALLED
             )
         else:
-            self._upstream.resume()
+            self._source.resume()
             self._stop_stall_timer()
 
     def _on_caller_gone(self) -> None:
@@ -278,7 +354,7 @@ class Relay:
             return
         self._caller.on_flow = None
         self._stop_stall_timer()
-        self._upstream.resume()
+        self._source.resume()
         self._drain_timer = self._loop.call_later(wait_s, self.end, EndReason.CALLER)
 
     def _stop_stall_timer(self) -> None:
@@ -287,3 +363,73 @@ class Relay:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+class Gathering:
+    """A sink in place of the caller's connection: it gathers the events into one answer, and is never slow to take them."""
+
+    chunked = False
+    unsent = 0
+    on_flow: Callable[[bool], None] | None = None
+
+    def __init__(self, caller: CallerConnection) -> None:
+        self._caller = caller
+        self.completion = GatheredCompletion()
+        self.invalid = False
+        """An event was no chunk, or none had a choice."""
+        self._ended = False
+        self.on_invalid: Callable[[], None] | None = None
+
+    @property
+    def on_gone(self) -> Callable[[], None] | None:
+        """Called when the caller leaves. Without it, `on_invalid` is forgotten, too: it refers to the relay."""
+        return self._caller.on_gone
+
+    @on_gone.setter
+    def on_gone(self, called: Callable[[], None] | None) -> None:
+        self._caller.on_gone = called
+        if called is None:
+            self.on_invalid = None
+
+    def stream_head(self, headers: Mapping[str, str]) -> bytes:
+        """Return no head: none is written."""
+        return b""
+
+    def begin(self, head: bytes, first: bytes) -> None:
+        """Take the first events."""
+        self.write(first)
+
+    def write(self, data: bytes) -> None:
+        """Take whole events."""
+        for event in whole_events(data + b"\n\n"):  # the end of an event that ends with \r is seen with what follows
+            text = parse_event(event)[1]
+            self._ended |= text == b"[DONE]"  # readers of a stream stop here
+            if text and not self._ended and not self.invalid:
+                try:
+                    self.completion.add(text)
+                except ValueError:
+                    self.invalid = True
+                    if self.on_invalid is not None:
+                        self.on_invalid()
+
+    def encode(self) -> bytes:
+        """Return the answer. Return nothing where an event was no chunk, or none had a choice: the answer is invalid."""
+        try:
+            return b"" if self.invalid else self.completion.encode()
+        except ValueError:
+            self.invalid = True
+            return b""
+
+
+def events_of(body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+    """Return the parser of an answer's events. Of one that is gathered nothing is dropped, and no event is too long to wait for.
+
+    `watched`: plugins may withdraw events.
+    """
+    if gathered:
+        return EventStream(drop_usage=False, choices=body.n, max_event_bytes=channel.max_response_bytes)
+    drop_empty = channel.empty_choices == "drop"
+    # The usage of another dialect is always a chunk of its own.
+    drop_usage = not body.asked_usage and (channel.ask_usage or drop_empty or channel.dialect is not None)
+    kind = WatchedEvents if watched else EventStream
+    return kind(drop_usage=drop_usage, drop_empty=drop_empty, choices=body.n)

@@ -3,6 +3,10 @@
 DNS, TLS, proxies, keep-alive and limits remain aiohttp's. For the time of the answer its transport is given to a small protocol
 over llhttp, so that what one read of the socket brought reaches the caller in one write, without a task switch.
 
+aiohttp's own protocol reads in another way than `UpstreamConnection`, and a transport asks how to read only when reading begins:
+to give it to the one and back would cost four system calls a request. So a protocol that reads in the same way, `IdleConnection`,
+stands in front of aiohttp's in the pool, and passes on what happens.
+
 `AIOHTTP_ATTRIBUTES` lists what this file uses of aiohttp without its documentation; a test fails when an installed aiohttp lacks
 one. `gateway.proxy.pool` calls the connector.
 """
@@ -10,23 +14,22 @@ one. `gateway.proxy.pool` calls the connector.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import httptools
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiDict, MultiDictProxy
 
 from gateway.chat.request import BodyPart
-from gateway.proxy.event_pass import BUFFER, SMALL_READ, EventPass
-from gateway.proxy.idle import IdleConnection, take
-from gateway.proxy.turns import Turns
-from gateway.proxy.upstream_headers import READ
-from gateway.proxy.upstream_state import InvalidResponse, UpstreamState
+from gateway.proxy.event_pass import BUFFER, SMALL_READ, EventPass, InvalidResponse, UpstreamState
+from gateway.proxy.scheduler import Turns
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
+
 
 AIOHTTP_ATTRIBUTES: Final = ("transport", "protocol", "release", "close")
 """Of `aiohttp.connector.Connection`, as read in 3.14.5: the socket's transport, aiohttp's own protocol for it, and the two ways
@@ -34,6 +37,9 @@ to give it back to the pool.
 """
 
 MAX_HEAD: Final = 64 * 1024
+LINGER_S: Final = 0.5
+MAX_SURPLUS: Final = 64 * 1024
+"""Bytes that may arrive after the answer before the connection is closed."""
 
 OnData = Callable[[bytes], bool | None]
 
@@ -42,11 +48,29 @@ _WAITING: Final = UpstreamState.WAITING
 _HEAD: Final = UpstreamState.HEAD
 _BODY: Final = UpstreamState.BODY
 
+_BUFFER: Final = bytearray(1024)
+"""Bytes that arrive while no request waits for an answer: usually a few before the upstream closes, or none."""
+
+UPSTREAM_ID: Final = "x-request-id"
+OTHER_ID: Final = "request-id"
+"""Anthropic's name of the same."""
+READ: Final = frozenset(
+    (
+        *(b"content-type", b"content-encoding", b"content-length", b"transfer-encoding"),
+        *(UPSTREAM_ID.encode(), OTHER_ID.encode()),
+        *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"date"),
+    )
+)
+"""The headers of an answer that the gateway reads. The others, often twenty, are not kept."""
+MAX_ID: Final = 128
+ID: Final = re.compile(r"[!-~]+")
+TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
+
 
 class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
     """The response to one request.
 
-    `on_head` is called once: when status and headers are complete, or when there is a `failure`. From `flow_to` on, `on_data`
+    `on_head` is called with it, once: when status and headers are there, or when there is a `failure`. From `flow_to` on, `on_data`
     gets the body bytes of each read in one piece, and `on_end(clean)` is called once, with whether the response ended as its
     framing announced. Where `on_data` returns true, it has kept data for later: it is called again, without data, when it is
     the connection's turn, and before anything else is read or the end is reported.
@@ -104,7 +128,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.failure: InvalidResponse | ConnectionError | None = None
-        self.on_head: Callable[[], None] | None = None
+        self.on_head: Callable[[UpstreamConnection], None] | None = None
         take(transport, self)
 
     @property
@@ -148,8 +172,14 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             else:
                 self._read_on()
 
-    def release(self) -> None:
-        """Give the connection back to the pool if it may carry another request; close it otherwise."""
+    def release(self, *, at_end: bool = False) -> None:
+        """Give the connection back to the pool if it may carry another request; close it otherwise.
+
+        `at_end`: wait until the body has ended, but not longer than `LINGER_S`. What arrives is discarded.
+        """
+        if at_end and not self.ended:
+            self._discard_rest()
+            return
         self.end_pass()
         self._on_data = self._on_end = self.on_head = None
         del self._parser  # breaks a reference cycle
@@ -166,6 +196,26 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         # A TLS transport keeps the methods of its last protocol with a buffer. With what follows, only the garbage collector
         # would free both, and 256 KiB of the transport.
         del self._transport, self._connection
+
+    def _discard_rest(self) -> None:
+        surplus = 0
+        released = False
+
+        def release(clean: bool = False) -> None:
+            nonlocal released
+            if not released:
+                released = True
+                timer.cancel()
+                self.release()
+
+        def on_data(data: bytes) -> None:
+            nonlocal surplus
+            surplus += len(data)
+            if surplus > MAX_SURPLUS:
+                release()
+
+        timer = asyncio.get_running_loop().call_later(LINGER_S, release)
+        self.flow_to(on_data, release)
 
     # Called by the transport.
 
@@ -302,4 +352,67 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
 
     def _report_head(self) -> None:
         if self.on_head is not None:
-            self.on_head()
+            self.on_head(self)
+
+
+class IdleConnection(asyncio.BufferedProtocol):
+    """The protocol of a connection while it is in the pool, in front of aiohttp's."""
+
+    __slots__ = ("_pooled",)
+
+    def __init__(self, pooled: asyncio.Protocol) -> None:
+        self._pooled = pooled
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._pooled.data_received(bytes(_BUFFER[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self._pooled.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pooled.connection_lost(exc)
+
+
+def take(transport: asyncio.Transport, protocol: asyncio.BufferedProtocol) -> None:
+    """Give the transport of a connection from the pool to `protocol`, which has a buffer."""
+    if isinstance(transport.get_protocol(), IdleConnection):
+        transport.set_protocol(protocol)
+    else:
+        transport.pause_reading()
+        transport.set_protocol(protocol)
+        transport.resume_reading()
+
+
+def trace_lines(headers: Mapping[str, str]) -> str:
+    """Return the lines of a request's head that pass on a trace (W3C Trace Context): the caller's, or that of a plugin.
+
+    Several `tracestate` are one list. They mean nothing without one `traceparent`.
+    """
+    parent = headers.get("traceparent")
+    if parent is None or not TRACE_VALUE.fullmatch(parent):
+        return ""
+    states = headers.get("tracestate")
+    if isinstance(headers, (MultiDict, MultiDictProxy)):
+        if len(headers.getall("traceparent")) > 1:
+            return ""
+        states = ",".join(headers.getall("tracestate", ()))
+    if not states or not TRACE_VALUE.fullmatch(states):
+        return f"traceparent: {parent}\r\n"
+    return f"traceparent: {parent}\r\ntracestate: {states}\r\n"
+
+
+def kept_id(headers: Mapping[str, str]) -> str:
+    """Return the id that an upstream gave its answer, up to 128 characters; empty where it is not visible ASCII."""
+    value = headers.get(UPSTREAM_ID) or headers.get(OTHER_ID, "")
+    return value[:MAX_ID] if value and ID.fullmatch(value) else ""
+
+
+def keep_only_id(headers: MutableMapping[str, str]) -> None:
+    """Free the headers of an answer that is passed on. Providers send some kilobytes of them."""
+    upstream_id = headers.get(UPSTREAM_ID) or headers.get(OTHER_ID)
+    headers.clear()
+    if upstream_id is not None:
+        headers[UPSTREAM_ID] = upstream_id

@@ -13,9 +13,9 @@ import pwd
 from pathlib import Path
 from typing import Final
 
-from gateway import durable
+from gateway.base import durable
+from gateway.base.errors import GatewayError, Misconfigured, cannot_use
 from gateway.config.schema import Config
-from gateway.errors import GatewayError, Misconfigured, cannot_use
 
 FILES: Final = ("store.lock", "appendonlydir", "pepper", "usage", "usage/spool", "journal", "gateway.lock")
 """What a gateway and its commands open in the folder, where it is there."""
@@ -29,26 +29,12 @@ class NoStore(GatewayError):
 
 def data_folder(config: Config) -> Path:
     """Return the folder that `data:` names; create it, for its owner alone, where it is missing. Raises `GatewayError`."""
-    check_place(config)
     return make_data_folder(config.data_path)
-
-
-def check_place(config: Config) -> None:
-    """Raise `Misconfigured` where a start must not make a store: an earlier version, which read `data:` otherwise, has one.
-
-    Relative paths started at the current folder.
-    """
-    _check_ancestors(config.data_path)
-    if not has_store(config) and (earlier := _earlier(config)) is not None:
-        raise Misconfigured(
-            f"data: no store at {config.data}, but there is one at {earlier}: a relative `data:` starts at the folder of the "
-            f"configuration. Write `data: {earlier}` to use that one, or `gateway init` makes a store of its own"
-        )
 
 
 def make_data_folder(folder: Path) -> Path:
     """Create a data folder where it is missing, and check that it can be used. Raises `GatewayError`."""
-    _check_ancestors(folder)
+    check_place(folder)
     try:
         durable.make_folder(folder)
     except OSError as error:
@@ -63,13 +49,9 @@ def make_data_folder(folder: Path) -> Path:
 def existing_folder(config: Config) -> Path:
     """Return the folder that `data:` names. Raises `NoStore` where it has no store, and `GatewayError` where it cannot be used."""
     folder = config.data_path
-    _check_ancestors(folder)
+    check_place(folder)
     if not has_store(config):
-        earlier = _earlier(config)
-        hint = f"; there is one at {earlier}: a relative `data:` starts at the folder of the configuration"
-        raise NoStore(
-            f"no store at {folder}: start the gateway there, or pass --config{hint if earlier is not None else ''}"
-        )
+        raise NoStore(f"no store at {folder}: start the gateway there, or pass --config")
     return folder
 
 
@@ -80,7 +62,7 @@ def usage_folder(config: Config) -> Path:
 
 
 def has_store(config: Config) -> bool:
-    """Return whether the folder that `data:` names is that of a store. Of a store elsewhere, it is enough that it exists."""
+    """Return whether the folder `data:` has the files of an embedded store. For a store elsewhere, the folder need only exist."""
     folder = config.data_path
     if config.redis == "embedded":
         return any((folder / name).exists() for name in SERVER_FILES)
@@ -110,14 +92,7 @@ def remove_leftovers(folder: Path) -> None:
             durable.remove_leftovers(place)
 
 
-def _earlier(config: Config) -> Path | None:
-    """Return the folder that a relative `data:` named for earlier versions, if a store is there."""
-    folder = Path.cwd() / config.data_path.name
-    same = folder == config.data_path
-    return folder if not same and any((folder / name).exists() for name in SERVER_FILES) else None
-
-
-def _check_ancestors(folder: Path) -> None:
+def check_place(folder: Path) -> None:
     """Raise `Misconfigured` where the folder is a file, or this user may not see it."""
     for path in (*reversed(folder.parents), folder):
         try:

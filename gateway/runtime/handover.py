@@ -1,4 +1,4 @@
-"""How the parent hands a checked configuration file to its workers, in memory that it shares with them.
+"""Handover of a checked configuration file from the parent to its workers, in memory that they share.
 
 1. The parent offers the bytes of a file. Every worker starts a chain from them beside its running one, and answers.
 2. If every worker could start it, the offer is adopted, and the workers exchange their chains. Otherwise it is withdrawn, and
@@ -18,8 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config.document import MAX_FILE_BYTES
-from gateway.config.secret_files import MAX_TOTAL
-from gateway.management.desk import RefusedReload
+from gateway.config.secrets import MAX_TOTAL
 
 _ANSWER: Final = struct.Struct("<Q")
 _HEAD: Final = struct.Struct("<Q32s")
@@ -28,6 +27,13 @@ MAX_REASON: Final = 2000
 """Characters of a reason."""
 MAX_REFUSED: Final = _HEAD.size + 4 * MAX_REASON + 64
 MAX_OFFER: Final = _HEAD.size + MAX_FILE_BYTES + 2 * MAX_TOTAL + 4096
+
+
+class RefusedReload(msgspec.Struct, frozen=True):
+    """Why the last change of the file was not taken up, and when, in seconds since 1970."""
+
+    reason: str
+    at: float
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -103,7 +109,7 @@ class WorkerEnd(msgspec.Struct, frozen=True):
     worker: int
 
     def begin(self) -> None:
-        """Take back the answer of the worker that this one succeeds."""
+        """Clear the answer of the earlier worker in this place, so that it does not stand for the new worker."""
         self.handover.answer(self.worker, 0, False)
 
     def read(self) -> Offer | None:

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.amounts import amount
-from gateway.tools.plain_text import without_credentials
+from gateway.base.amounts import amount
+from gateway.base.text import without_credentials
 
 MAX_VALUE_LENGTH: Final = 2000
 BURST: Final = 100

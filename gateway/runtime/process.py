@@ -1,4 +1,7 @@
-"""The event loop of a process that runs until SIGTERM."""
+"""The event loop of a process that runs until SIGTERM, and background tasks of it.
+
+A background task is an asynchronous context manager: it starts on entry, and is cancelled and awaited on exit.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import ctypes
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from gateway.log import Logger
+from gateway.base.log import Logger
 
 END_LIMIT_S: Final = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -22,6 +26,8 @@ FREE_AT_END: Final = 1024 * 1024
 """Bytes at the end of the heap that are kept, since most are needed again at once."""
 
 log = Logger("gateway.runtime.process")
+
+CANCEL_INTERVAL_S: Final = 0.5
 
 
 def run_until_terminated(
@@ -79,3 +85,25 @@ async def _end_tasks() -> None:
 
 def _name(task: asyncio.Task[Any]) -> str:
     return getattr(task.get_coro(), "__qualname__", task.get_name())
+
+
+class BackgroundTask(ABC):
+    """A subclass implements `_run`. The exit raises what `_run` raised."""
+
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        task = self._task
+        while task is not None and not task.done():
+            task.cancel()  # repeated, because redis-py swallows a cancellation while it connects
+            await asyncio.wait((task,), timeout=CANCEL_INTERVAL_S)
+        if task is not None:
+            with suppress(asyncio.CancelledError):
+                task.result()
+
+    @abstractmethod
+    async def _run(self) -> None: ...

@@ -6,34 +6,38 @@ exchange has ended.
 
 Channels, models, groups, plugins, alerts, the time zone, the trusted proxies and who signs on at the operator's port are
 reloaded. All else (ports, the store, folders, processes) needs a restart, and so does new code in a plugin's module.
+
+A child that is no worker follows reloads (`Following`): on SIGHUP it reads which configuration the parent has adopted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from gateway import loading
-from gateway.chain.chain import Chain
-from gateway.chain.failures import error_text
-from gateway.chain.starting import STOP_LIMIT_S
-from gateway.config.alerts import AlertSettings
-from gateway.config.schema import Config, load
-from gateway.errors import GatewayError
-from gateway.log import Logger
-from gateway.runtime.background import BackgroundTask
-from gateway.runtime.handover import WorkerEnd
+from gateway.base.errors import GatewayError
+from gateway.base.log import Logger
+from gateway.chain import loading
+from gateway.chain.chain import STOP_LIMIT_S, Chain
+from gateway.chain.entry import error_text
+from gateway.chain.services import Services, services_of
+from gateway.config.schema import AlertSettings, Config, Loaded, load
+from gateway.runtime.handover import Handover, WorkerEnd
+from gateway.runtime.process import BackgroundTask
 from gateway.server.gateway import Gateway
-from gateway.services import Services, services_of
 
 RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone", "admin_sso"})
 """The settings of the file that a reload changes."""
 
 log = Logger("gateway.runtime.reload")
+
+following_log = Logger("gateway.runtime.following")
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -65,7 +69,7 @@ class Reloader(BackgroundTask):
             await asyncio.wait(self._retiring, timeout=STOP_LIMIT_S)
 
     def schedule(self) -> None:
-        """Look soon for what is to be loaded. Several calls before that are one."""
+        """Ask for a look at the file soon. Several calls before the look count as one."""
         self._due.set()
 
     async def run_once(self) -> bool:
@@ -160,3 +164,32 @@ def needs_restart(running: Config, new: Config) -> list[str]:
     return [
         field.name for field in msgspec.structs.fields(Config) if getattr(after, field.name) != getattr(new, field.name)
     ]
+
+
+@asynccontextmanager
+async def following(loaded: Loaded, handover: Handover, use: Callable[[Loaded, int], None]) -> AsyncIterator[None]:
+    """Call `use` with each configuration that is adopted, and its generation, until the end.
+
+    `loaded`: the configuration to begin with, of which a reload does not change all. `use` is not called with it.
+    """
+    changed = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, changed.set)
+
+    async def follow() -> None:
+        while True:
+            await changed.wait()
+            changed.clear()
+            try:
+                offer = handover.read()
+                if offer is not None and offer.phase == "adopted":
+                    read = load(loaded.document.path, raw=offer.raw, secrets=offer.secrets)
+                    use(Loaded(after_reload(loaded.config, read.config), read.document), offer.generation)
+            except GatewayError as error:
+                following_log.error("reload_not_followed", reason=str(error))
+
+    task = asyncio.get_running_loop().create_task(follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))

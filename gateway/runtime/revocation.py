@@ -5,6 +5,10 @@
 2. **A lost message delays, and no more.** All that is open is checked when the subscription was opened, once a second while it
    is not heard, and otherwise in turn, every account once in `ROUND` intervals.
 3. **A request costs nothing here** but its place in the runner's set.
+
+The subscription of a worker is opened again when it is lost. It may be cut off from the store without an error, so it is tested
+with messages of its own, published on the connection of the store's commands: what the commands reach is what the subscription
+hears.
 """
 
 from __future__ import annotations
@@ -15,15 +19,16 @@ from collections.abc import Container, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from gateway.errors import StoreAway
-from gateway.exchange import Exchange
-from gateway.log import Logger
+from gateway.base.errors import GatewayError, StoreAway, StoreError
+from gateway.base.ids import new_id
+from gateway.base.log import Logger
+from gateway.domain.exchange import Exchange
 from gateway.proxy.lifecycle import ExchangeRunner
-from gateway.runtime.background import BackgroundTask
-from gateway.runtime.revocation_news import RevocationNews
+from gateway.runtime.process import BackgroundTask
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import Authenticated
-from gateway.store.revocations import EXPIRED, Revocation, Revocations, has_expired
+from gateway.store.client.subscription import Subscription
+from gateway.store.revocations import CHANNEL, EXPIRED, Revocation, Revocations, has_expired
+from gateway.store.tokens import Authenticated
 
 INTERVAL_S: Final = 1.0
 """How often what is open is looked at."""
@@ -42,6 +47,15 @@ PAUSE_S: Final = 0.02
 
 log = Logger("gateway.runtime.revocation")
 
+RETURN_S: Final = 0.4
+"""How long a message to itself may take before the subscription counts as not heard."""
+SILENT_S: Final = 2.5
+"""A subscription on which nothing arrives for so long is opened again. Tests come more often."""
+NEWS_PAUSE_S: Final = 0.2
+"""The pause between two attempts to subscribe."""
+
+news_log = Logger("gateway.runtime.revocation_news")
+
 
 class RevocationWatch(BackgroundTask):
     """Ends the open requests of one worker whose tokens are revoked."""
@@ -59,7 +73,7 @@ class RevocationWatch(BackgroundTask):
         self._unheard = 0
 
     async def look(self) -> None:
-        """Do what is due once in an interval. Raises `StoreAway`."""
+        """Do the work of one interval: test the subscription, and look through a part of the accounts. Raises `StoreAway`."""
         self._turn = (self._turn + 1) % ROUND
         now = asyncio.get_running_loop().time()
         while self._again and self._again[0][0] <= now:
@@ -72,7 +86,7 @@ class RevocationWatch(BackgroundTask):
             await self._look_through(self._turn if heard else None)
 
     async def check_due(self) -> None:
-        """Read what is due, and end what is revoked. Raises `StoreAway` and `StoreError`; what was not read stays due."""
+        """Read the due accounts; end exchanges of revoked tokens. Raises `StoreAway` and `StoreError`; unread accounts stay due."""
         self._take_news()
         while self._due:
             tokens = self._open_tokens(self._due)
@@ -169,3 +183,60 @@ class RevocationWatch(BackgroundTask):
                 await self._news.happened.wait()
         except TimeoutError:
             pass
+
+
+class RevocationNews(BackgroundTask):
+    """Collects the accounts in which something was revoked. `happened` is set when there is something to look at."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._own = f"gw:echo:{new_id()}"
+        self._subscription = Subscription(client, (CHANNEL, self._own), self._on_message)
+        self._tests = 0
+        self._returned = asyncio.Event()
+        self.happened = asyncio.Event()
+        self.accounts: set[str] = set()
+        self.missed = False
+        """Whether messages may have been lost: the subscription was opened, perhaps not for the first time."""
+
+    def take(self) -> tuple[set[str], bool]:
+        """Return the accounts since the last call, and whether messages may have been lost."""
+        taken = self.accounts, self.missed
+        self.accounts, self.missed = set(), False
+        self.happened.clear()
+        return taken
+
+    async def test(self) -> bool:
+        """Return whether a message arrives. Raises `StoreAway` where the store does not answer."""
+        self._tests += 1
+        self._returned.clear()
+        try:
+            await self._client.call("PUBLISH", self._own, self._tests)
+            async with asyncio.timeout(RETURN_S):
+                await self._returned.wait()
+        except (TimeoutError, StoreError):  # an error: the store's user may not publish
+            return False
+        return True
+
+    def _on_message(self, channel: str, text: bytes) -> None:
+        if channel == CHANNEL:
+            self.accounts.add(text.decode(errors="replace"))
+            self.happened.set()
+        elif text == b"%d" % self._tests:
+            self._returned.set()
+
+    def _on_subscribed(self) -> None:
+        self.missed = True
+        self.happened.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._subscription.listen(self._on_subscribed, SILENT_S)
+            except StoreAway:
+                pass
+            except GatewayError as error:  # the store's user may not subscribe
+                news_log.debug("subscription_refused", reason=str(error))
+            except Exception:
+                news_log.exception("subscription_failed")
+            await asyncio.sleep(NEWS_PAUSE_S)

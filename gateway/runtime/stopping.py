@@ -1,4 +1,4 @@
-"""What a person at the terminal reads while a gateway stops, and the second Ctrl-C, which cuts the streams that are open."""
+"""Lines for a person at the terminal while a gateway stops, and the second Ctrl-C, which cuts the streams that are open."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from gateway.base.text import counted
 from gateway.metrics.shared import SharedNumbers
-from gateway.tools.plain_text import counted
 
 CUT: Final = signal.SIGUSR1
 """What the parent sends a worker that drains: end the open streams now. A worker ignores SIGINT, which a terminal sends to all."""
@@ -20,7 +20,7 @@ SILENT_S: Final = 0.3
 
 
 class Farewell:
-    """Says what the stop of a gateway waits for. To be looked at again and again while it does."""
+    """Reports the open requests that the stop of a gateway waits for. Call `look` again and again meanwhile."""
 
     def __init__(
         self, numbers: Iterable[SharedNumbers], drain_s: float, say: Callable[[str], None] | None = None
@@ -33,7 +33,7 @@ class Farewell:
         self._began: float | None = None
 
     def look(self, *, cut: bool) -> None:
-        """Say what is open, if that is not what was said last. `cut`: the streams are being cut."""
+        """Say how many requests are open, if the line differs from the last one. `cut`: the streams are being cut."""
         if self._began is None:
             self._began = time.monotonic()
         if time.monotonic() - self._began < SILENT_S and not cut:

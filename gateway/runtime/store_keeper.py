@@ -2,7 +2,7 @@
 
 While it loads its data again, the workers refuse requests with 503 and go on with their streams.
 
-Where a full disk left a hole in its append-only file, the file is rewritten: see `gateway.store.client.append_only_holes`.
+Where a full disk left a hole in its append-only file, the file is rewritten: see `gateway.store.embedded`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import GatewayError
-from gateway.log import Logger
-from gateway.store.client import append_only
-from gateway.store.client.answer import ask, rewrite
-from gateway.store.client.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart
+from gateway.base.errors import GatewayError
+from gateway.base.log import Logger
+from gateway.store import embedded
+from gateway.store.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart, ask, rewrite
 
 MAX_PAUSE_S: Final = 10.0
 CHECK_INTERVAL_S: Final = 1.0
@@ -35,7 +34,7 @@ class StoreKeeper:
         self._folder = folder
         self._store = EmbeddedStore.start(folder, adopt=False, report=report)
         self.url = self._store.url
-        self._manifest = append_only.manifest_of(folder)
+        self._manifest = embedded.manifest_of(folder)
         self._start: StoreStart | None = None
         self._failures = 0
         self._due_at = self._reported_at = self._check_at = 0.0
@@ -52,7 +51,7 @@ class StoreKeeper:
     def _rewrite_with_holes(self) -> bool:
         """Let the server rewrite its files if they have a hole. Return whether it does."""
         try:
-            if not (holes := append_only.zero_bytes(self._folder, self._manifest, self._written)):
+            if not (holes := embedded.zero_bytes(self._folder, self._manifest, self._written)):
                 return False
             log.warning("append_only_file_rewritten", zero_bytes=holes, reason="a full disk left them there")
             rewrite(self._store.path, CHECK_TIMEOUT_S)
@@ -72,7 +71,7 @@ class StoreKeeper:
             if (store := self._start.poll()) is not None:
                 log.warning("store_serves_again")
                 self._store, self._start, self._failures = store, None, 0
-                self._manifest = append_only.manifest_of(self._folder)
+                self._manifest = embedded.manifest_of(self._folder)
             elif self._start.progress and now - self._reported_at >= REPORT_INTERVAL_S:
                 self._reported_at = now
                 log.warning("store_loads", progress=self._start.progress)

@@ -25,9 +25,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.base.errors import GatewayError, Misconfigured, cannot_listen
+from gateway.base.log import Logger
 from gateway.config.schema import host_port
-from gateway.errors import GatewayError, Misconfigured, cannot_listen
-from gateway.log import Logger
 from gateway.runtime import logs
 from gateway.runtime.stopping import CUT
 

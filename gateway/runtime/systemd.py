@@ -11,8 +11,8 @@ import time
 from collections.abc import MutableMapping
 from typing import Final
 
-from gateway.errors import Misconfigured
-from gateway.log import Logger
+from gateway.base.errors import Misconfigured
+from gateway.base.log import Logger
 
 FIRST_DESCRIPTOR: Final = 3
 """SD_LISTEN_FDS_START."""

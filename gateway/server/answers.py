@@ -1,4 +1,4 @@
-"""What the public port answers by itself: errors of a head, and the response object that aiohttp gets."""
+"""Answers that the public port makes by itself: errors in the head of a request, and the response object that aiohttp gets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.errors import Refused
+from gateway.base.errors import Refused
 from gateway.proxy.caller import CallerConnection
 
 MAX_LINE: Final = 8190

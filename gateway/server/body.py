@@ -2,31 +2,53 @@
 
 1. What the head already rules out (media type, encoding, length) is refused before a byte of the body is read.
 2. A body that arrives too slowly is refused as soon as it is below `min_body_rate`, long before a large body's full timeout.
-3. All bodies that a worker holds at once stay within `body_budget`, which `gateway.server.body_budget` shares among accounts. A
-   large body is refused where its declared length has no room, and where the room ends while it arrives.
+3. All bodies that a worker holds at once stay within `body_budget`, which is shared among accounts. A large body is refused where
+   its declared length has no room, and where the room ends while it arrives.
 4. Before a large body is read, the plugins that have planned a step decide: one that is over its limits sends nothing large.
 5. A body is held until the first byte of the answer: after that no upstream is called.
+
+The memory is shared so (`BodyBudget`):
+
+6. A body takes what has arrived of it, not what its head declares: a declared body that does not come takes nothing.
+7. The bodies of one account take at most as much as is still free. So any number of accounts leave room for one more: one
+   account takes half of the memory, two take a third each. These are the dynamic thresholds of switches with shared memory.
+8. An account may always have one body, if there is room for it at all.
+
+Large bodies are checked part by part, while the event loop has nothing else to do, so that others are served in between
+(`LargeBodies`). The check of a body of 8 MiB takes some 100 ms where it is as expensive as it can be. A part takes a millisecond,
+except for those that a parser does at once, which take 10 ms for a long text. Accounts take turns: a large body of one does not
+wait for all those of another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Generator
+from functools import partial
+from typing import Final, TypeAlias
 
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.addresses import network_of
+from gateway.base.addresses import network_of
+from gateway.base.errors import Refused, unavailable
+from gateway.chat.request import Body, BodyRules, check_in_steps
 from gateway.config.schema import Port
-from gateway.errors import Refused
-from gateway.exchange import Exchange
-from gateway.facts import Caller
+from gateway.domain.exchange import Exchange
+from gateway.domain.facts import Caller
 from gateway.proxy.caller import CallerConnection
-from gateway.server.body_budget import BodyBudget, BodyShare
-from gateway.server.large_bodies import SMALL
-from gateway.server.received import ReceivedRequest
+from gateway.proxy.scheduler import Turns
+from gateway.server.protocol import ParsedRequest
 
 JSON: Final = "application/json"
+
+SMALL_SHARE: Final = 16 * 1024
+"""A body up to this size is read even where the budget is used up: a few large bodies do not shut out the other callers."""
+
+Steps: TypeAlias = Generator[None, None, Body]
+
+SMALL: Final = 64 * 1024
+"""Bytes up to which a body is checked at once: the check takes less than a millisecond."""
 
 
 class BodyReader:
@@ -43,7 +65,7 @@ class BodyReader:
         self.exchange: Exchange | None = None
         """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
 
-    async def read(self, request: ReceivedRequest, caller: CallerConnection) -> bytes | bytearray:
+    async def read(self, request: ParsedRequest, caller: CallerConnection) -> bytes | bytearray:
         """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
         self.owner = _owner(self.exchange)
         self._share.release()  # of an earlier call, which was cancelled
@@ -74,7 +96,7 @@ class BodyReader:
         """Hold `size` bytes, of a body that a plugin has changed. Raises `Refused` as `read` does."""
         self._check_size(size)
 
-    async def _decide_first(self, request: ReceivedRequest) -> None:
+    async def _decide_first(self, request: ParsedRequest) -> None:
         """Let the plugins above decide before a body is read that is large, or may be."""
         length = request.content_length
         small = request.is_eof() if length is None else length <= SMALL
@@ -87,7 +109,7 @@ class BodyReader:
         self.exchange = None
 
     async def _collect_unless_stopped(self, content: StreamReader, exchange: Exchange) -> bytearray:
-        """Return the body. Raises what the exchange is stopped with."""
+        """Return the body. Raises the error that the exchange is stopped with, as after a revocation."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as timeout:
@@ -120,7 +142,7 @@ class BodyReader:
         self._share.grow(size)
 
 
-def expects_continue(request: ReceivedRequest) -> bool:
+def expects_continue(request: ParsedRequest) -> bool:
     """Return whether the caller waits for `100 Continue` before it sends the body."""
     return request.headers.get("Expect", "").lower() == "100-continue"
 
@@ -133,7 +155,7 @@ def _owner(exchange: Exchange | None) -> str:
     return f"address {network_of(exchange.request.peer)}" if caller is None else f"account {caller.account}"
 
 
-def _check_head(request: ReceivedRequest, max_body: int) -> None:
+def _check_head(request: ParsedRequest, max_body: int) -> None:
     headers = request.headers
     if "Content-Encoding" in headers and any(
         value.lower() != "identity" for value in headers.getall("Content-Encoding")
@@ -148,3 +170,117 @@ def _check_head(request: ReceivedRequest, max_body: int) -> None:
 
 def _too_large(max_body: int) -> Refused:
     return Refused(413, "body_too_large", f"The body is larger than {max_body} bytes. Shorten the conversation.")
+
+
+class BodyShare:
+    """Bytes that the body of one request holds of the budget, until `release`."""
+
+    __slots__ = ("_budget", "_owner", "held")
+
+    def __init__(self, budget: BodyBudget, owner: str) -> None:
+        self._budget = budget
+        self._owner = owner
+        self.held = 0
+
+    def check(self, size: int) -> None:
+        """Raise `Refused` where a body of `size` bytes has no room now, or would exceed what its owner may have."""
+        if size > max(SMALL_SHARE, self.held):
+            self._budget.check(self, self._owner, size - self.held)
+
+    def grow(self, size: int) -> None:
+        """Hold `size` bytes in all, if that is more than before. Raises `Refused` as `check` does."""
+        self.check(size)
+        if size > self.held:
+            self._budget.take(self, self._owner, size - self.held)
+            self.held = size
+
+    def release(self) -> None:
+        """Give everything back. May be called again."""
+        if self.held:
+            self._budget.give_back(self, self._owner, self.held)
+            self.held = 0
+
+
+class Owner:
+    """What one account, or one address, holds. `first`: the body that its share does not limit."""
+
+    __slots__ = ("first", "held")
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.first: BodyShare | None = None
+
+
+class BodyBudget:
+    """Memory budget of a worker for bodies: counts the bytes of all open exchanges, in all and for each owner."""
+
+    __slots__ = ("_owners", "_size", "reserved")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.reserved = 0
+        self._owners: dict[str, Owner] = {}
+
+    def check(self, body: BodyShare, owner: str, more: int) -> None:
+        """Raise `Refused` where `more` bytes for this body do not fit, or are more than its owner may have."""
+        free = self._size - self.reserved - more
+        if free < 0:
+            raise unavailable()
+        has = self._owners.get(owner)
+        if has is not None and has.first not in (None, body) and has.held + more > free:
+            text = "Your large requests take their share of the memory. Wait for one to be answered, then retry."
+            raise Refused(429, "too_many_concurrent", text, retry_after_s=1)
+
+    def take(self, body: BodyShare, owner: str, more: int) -> None:
+        """Take `more` bytes for this body."""
+        has = self._owners.setdefault(owner, Owner())
+        has.held += more
+        if has.first is None and body.held + more > SMALL_SHARE:
+            has.first = body
+        self.reserved += more
+
+    def give_back(self, body: BodyShare, owner: str, held: int) -> None:
+        """Give back what this body holds. The next of its owner that grows is no longer limited by the share."""
+        has = self._owners[owner]
+        has.held -= held
+        if has.first is body:
+            has.first = None
+        if not has.held:
+            del self._owners[owner]
+        self.reserved -= held
+
+
+class LargeBodies:
+    """The order in which a worker checks large bodies."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    async def check(self, raw: bytes | bytearray, rules: BodyRules, owner: str) -> Body:
+        """Return the checked body of an account or an address. Raises `Refused`."""
+        checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        self._wait(check_in_steps(raw, rules), checked, owner)
+        try:
+            return await checked
+        finally:
+            del checked  # else it and the refusal that it raises refer to each other, and keep the body
+
+    def _wait(self, steps: Steps, checked: asyncio.Future[Body], owner: str) -> None:
+        # Not a function that refers to itself: only the garbage collector would free it, and with it the body.
+        self._turns.wait(partial(self._step, steps, checked, owner), owner)
+
+    def _step(self, steps: Steps, checked: asyncio.Future[Body], owner: str) -> None:
+        if checked.done():  # cancelled: the caller has left
+            return
+        try:
+            next(steps)
+        except StopIteration as end:
+            checked.set_result(end.value)
+        except Refused as refusal:
+            checked.set_exception(refusal.with_traceback(None))
+        except Exception as error:
+            checked.set_exception(error)
+        else:
+            self._wait(steps, checked, owner)

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import Final
 
 from aiohttp import HttpVersion11, web
 
 from gateway.chain.chain import Chain
+from gateway.chain.services import Services
 from gateway.chat.request import Body
 from gateway.config.schema import Port
-from gateway.exchange import Exchange, Operation
+from gateway.domain.exchange import Exchange, Operation
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.server.answers import SentResponse
-from gateway.server.gateway import Gateway
-from gateway.server.preflight import is_preflight
-from gateway.server.protocol import ServerProtocol
-from gateway.server.received import ReceivedRequest
-from gateway.services import Services
+from gateway.server.gateway import Gateway, is_preflight
+from gateway.server.protocol import ParsedRequest
 
 READABLE: Final = ", ".join(
     (
@@ -46,9 +44,9 @@ class CrossOriginGateway(Gateway):
         super().__init__(port, chain, services, runner)
         self._named = frozenset(port.cors_origins)
 
-    async def _handle(self, request: ReceivedRequest) -> web.StreamResponse:
+    async def _handle(self, request: ParsedRequest) -> web.StreamResponse:
         if self._grants(request) and request.transport is not None:
-            protocol = cast("ServerProtocol", request.protocol)
+            protocol = request.protocol
             http_1_1 = request.version >= HttpVersion11
             caller = CallerConnection(
                 protocol, request.transport, http_1_1=http_1_1, keep_alive=request.keep_alive and http_1_1
@@ -60,7 +58,7 @@ class CrossOriginGateway(Gateway):
 
     def _exchange(
         self,
-        request: ReceivedRequest,
+        request: ParsedRequest,
         operation: Operation,
         argument: str,
         read_body: Callable[[], Awaitable[Body]],
@@ -73,7 +71,7 @@ class CrossOriginGateway(Gateway):
             exchange.response_headers |= _allowed(origin) | {"Access-Control-Expose-Headers": READABLE}
         return exchange
 
-    def _grants(self, request: ReceivedRequest) -> bool:
+    def _grants(self, request: ParsedRequest) -> bool:
         """Return whether this is a preflight request of a page that may call, and has no body, as none has."""
         if not is_preflight(request) or self.draining:
             return False

@@ -1,7 +1,9 @@
 """The public port of one worker: a request head becomes an exchange and runs.
 
-The raw path is matched exactly. `Host` is ignored, and so is the query, except by lists; it is never forwarded. The body is
-read when a plugin first needs it, so a request that is refused on its head is refused without reading the body.
+The raw path is matched exactly. `Host` is ignored, and so is the query, except by lists; it is never forwarded. The body is read
+when a plugin first needs it, so a request that is refused on its head is refused without reading the body. It is checked then,
+and again when a plugin has changed it. Preflight requests of browsers have no token, so they are answered before the chain:
+without a record and without a call of the store.
 """
 
 from __future__ import annotations
@@ -10,40 +12,40 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from gateway.base.errors import Refused, unavailable
 from gateway.chain.chain import Chain
+from gateway.chain.services import Services
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
-from gateway.errors import Refused, unavailable
-from gateway.exchange import Exchange, Operation, Request
-from gateway.facts import Caller
+from gateway.domain.exchange import Exchange, Operation, Request
+from gateway.domain.facts import Caller
+from gateway.domain.reply import Reply
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
-from gateway.reply import Reply
-from gateway.server.answers import SentResponse, head_too_large
-from gateway.server.body import expects_continue
-from gateway.server.body_budget import BodyBudget
-from gateway.server.connections import Connections
-from gateway.server.incoming_body import IncomingBody
-from gateway.server.large_bodies import SMALL, LargeBodies
+from gateway.server.answers import LINGER_S, MAX_HEADERS, MAX_LINE, SentResponse, head_too_large
+from gateway.server.body import SMALL, BodyBudget, BodyReader, LargeBodies, expects_continue
+from gateway.server.connections import AddressTurns, Connections, Slot, max_descriptor
 from gateway.server.listener import Listener
-from gateway.server.lookups import Lookups
-from gateway.server.preflight import refused_preflight
-from gateway.server.protocol import ServerProtocol
-from gateway.server.received import ReceivedRequest
+from gateway.server.own_records import Lookups
+from gateway.server.protocol import READ_BUFFER, ParsedRequest, ServerProtocol, Shared, Unserved, received
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
-from gateway.server.server import Server
 from gateway.server.trusted_proxies import TrustedProxies
-from gateway.server.turns import AddressTurns
-from gateway.services import Services
 
 BASE: Final = "/v1"
 HANDLER_STOP_S: Final = 1.0
 """How long a request that a stop has to cancel may go on, such as one whose plugin waits for something."""
+
+NOT_NAMED: Final = (
+    "Pages of this origin may not call this gateway. A token does not belong in a browser: call from a server. Or the operator "
+    "names the origin in `port.cors_origins`."
+)
+
+Handler = Callable[[ParsedRequest], Awaitable[web.StreamResponse]]
 
 
 class Gateway:
@@ -105,8 +107,8 @@ class Gateway:
             await asyncio.wait(self._unserved, timeout=HANDLER_STOP_S)
         await self.runner.wait_ended(HANDLER_STOP_S)
 
-    async def _handle(self, request: ReceivedRequest) -> web.StreamResponse:
-        protocol, transport = cast("ServerProtocol", request.protocol), request.transport
+    async def _handle(self, request: ParsedRequest) -> web.StreamResponse:
+        protocol, transport = request.protocol, request.transport
         path = request.raw_path.partition("?")[0]
         if transport is None:  # it was closed between the end of the head and now
             self._on_unserved(request, left=not protocol.cut_off)
@@ -146,25 +148,25 @@ class Gateway:
 
     def _exchange(
         self,
-        request: ReceivedRequest,
+        request: ParsedRequest,
         operation: Operation,
         argument: str,
         read_body: Callable[[], Awaitable[Body]],
         on_body_dropped: Callable[[], None] = lambda: None,
     ) -> Exchange:
-        peer = cast("ServerProtocol", request.protocol).slot.peer
+        peer = request.protocol.slot.peer
         if self._proxies is not None:
             peer = self._proxies.caller_of(peer, request.headers)
         path, _, query = request.raw_path.partition("?")
         head = Request(request.method, path, request.headers, peer, operation, argument, query)
         return Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
 
-    def _on_unserved(self, request: ReceivedRequest, *, left: bool) -> None:
+    def _on_unserved(self, request: ParsedRequest, *, left: bool) -> None:
         """Leave a record of a request that was read and is not served, because its connection closes."""
         if not request.raw_path.startswith(BASE):
             return
         exchange = self._exchange(request, Operation.MISDIRECTED, "", _no_body)
-        caller = CallerConnection(cast("ServerProtocol", request.protocol), None, http_1_1=True, keep_alive=False)
+        caller = CallerConnection(request.protocol, None, http_1_1=True, keep_alive=False)
 
         async def end(_: Exchange) -> Reply:
             raise CallerGone if left else unavailable()
@@ -173,7 +175,7 @@ class Gateway:
         self._unserved.add(task)
         task.add_done_callback(self._unserved.discard)
 
-    def _refusal(self, request: ReceivedRequest, *, crowded: bool) -> Refused | None:
+    def _refusal(self, request: ParsedRequest, *, crowded: bool) -> Refused | None:
         """Return why no caller could be served with this head: unclear framing, too large, or no capacity. Else None."""
         if request.head_bytes > self.port.max_head:
             return head_too_large(self.port.max_head)
@@ -204,7 +206,7 @@ async def _no_body() -> Body:
     raise ConnectionResetError
 
 
-def _is_unclear(request: ReceivedRequest) -> bool:
+def _is_unclear(request: ParsedRequest) -> bool:
     """Return whether caller and gateway may disagree about where the next request begins."""
     coding = request.headers.get("Transfer-Encoding", "chunked")
     return coding.lower() != "chunked" or expects_continue(request) or request.method == "CONNECT"
@@ -215,3 +217,108 @@ def _refuse_with(refusal: Refused) -> LocalHandler:
         raise refusal
 
     return handler
+
+
+class IncomingBody:
+    """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
+
+    __slots__ = ("_caller", "_check", "_reader", "_request")
+
+    def __init__(
+        self,
+        port: Port,
+        budget: BodyBudget,
+        check: Callable[[bytes | bytearray, str], Awaitable[Body]],
+        request: ParsedRequest,
+        caller: CallerConnection,
+    ) -> None:
+        """Take the head of a request. `check` returns the checked body of an account or an address."""
+        self._check = check
+        self._request = request
+        self._caller = caller
+        self._reader: BodyReader | None = BodyReader(port, budget)
+
+    def belongs_to(self, exchange: Exchange) -> None:
+        """Set whose body it is."""
+        if self._reader is not None:
+            self._reader.exchange = exchange
+
+    async def read(self) -> Body:
+        """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
+        if self._reader is None:
+            raise ConnectionResetError
+        try:
+            raw = await self._reader.read(self._request, self._caller)
+        except Refused:
+            self._caller.close_after()
+            self._request.protocol.unclear = True
+            raise
+        return await self._check(raw, self._reader.owner if self._reader is not None else "")
+
+    async def check(self, raw: bytes) -> Body:
+        """Return the checked body that a plugin has made of it. Raises `Refused`."""
+        if self._reader is None:
+            raise ConnectionResetError
+        self._reader.fit(len(raw))
+        return await self._check(raw, self._reader.owner)
+
+    def end(self) -> None:
+        """Give back what the body holds of the budget. May be called again."""
+        if self._reader is not None:
+            self._reader.release()
+            self._reader = None
+
+    def release(self) -> None:
+        """Free what was needed to receive the request."""
+        self.end()
+        self._request.release()
+        self._request.protocol.release()
+
+
+def is_preflight(request: ParsedRequest) -> bool:
+    """Return whether a request is a browser's question about another one."""
+    headers = request.headers
+    return request.method == "OPTIONS" and "Origin" in headers and "Access-Control-Request-Method" in headers
+
+
+def refused_preflight(request: ParsedRequest) -> Refused | None:
+    """Return the refusal of a CORS preflight request that is not granted; None for a request that is no preflight."""
+    if not is_preflight(request):
+        return None
+    return Refused(405, "method_not_allowed", NOT_NAMED, headers={"Allow": "GET, POST"})
+
+
+class Server(web.Server):
+    """aiohttp's low-level server, with `ServerProtocol` for its connections."""
+
+    def __init__(
+        self, handler: Handler, unserved: Unserved, port: Port, connections: Connections, turns: AddressTurns
+    ) -> None:
+        super().__init__(self._serve, request_factory=received)  # type: ignore[arg-type]
+        self._handler = handler
+        self._shared = Shared(port, connections, unserved, max_descriptor(), turns)
+
+    def protocol(self, slot: Slot) -> ServerProtocol:
+        """Return the protocol of one connection."""
+        return ServerProtocol(
+            self,
+            shared=self._shared,
+            slot=slot,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=self._shared.port.idle_timeout,
+            access_log=None,
+            max_line_size=MAX_LINE,
+            max_headers=MAX_HEADERS,
+            max_field_size=self._shared.port.max_head,
+            lingering_time=LINGER_S,
+            read_bufsize=READ_BUFFER,
+            auto_decompress=False,
+        )
+
+    async def _serve(self, request: ParsedRequest) -> web.StreamResponse:
+        protocol = request.protocol
+        protocol.begin()
+        try:
+            return await self._handler(request)
+        finally:
+            protocol.end()

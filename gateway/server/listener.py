@@ -17,9 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from gateway.proxy.turns import SHARE, TURN_S
-from gateway.server.connections import Connections, Slot
-from gateway.server.turns import OPEN_S, AddressTurns
+from gateway.proxy.scheduler import SHARE, TURN_S
+from gateway.server.connections import OPEN_S, AddressTurns, Connections, Slot
 
 BACKLOG: Final = 4096
 """Connections that may wait in the kernel's queue."""
@@ -142,7 +141,7 @@ class Listener:
 
 
 def _key(slot: Slot) -> str:
-    """Return the key of an address's connections that wait: what it sends on open ones does not wait behind them."""
+    """Return the scheduler's key for new connections of an address. Data on its open connections has a key of its own."""
     return f"open {slot.address}"
 
 

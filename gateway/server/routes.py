@@ -1,22 +1,30 @@
-"""The path table. The answers to operations that need no upstream are in files of their own."""
+"""The path table, the list of models, and advice for paths that are not served.
+
+`GET /v1/models` lists the models that a caller may use, with OpenAI's fields, and OpenRouter's of prices and ceilings. Prices are
+what this caller pays: currency units for a token or a request, with the ratio of its group, as exact decimals in strings. What
+the file does not tell is left out. What channels cost, and which there are, is never shown.
+
+A caller that asks for a part of OpenAI's API which is not served, or whose base address has too much, is told what to use instead.
+"""
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+from typing import Final
+
 import msgspec
 
-from gateway.budgets import Calendar
-from gateway.errors import Refused
-from gateway.exchange import Exchange, Operation
-from gateway.facts import Caller
-from gateway.reply import Reply
-from gateway.server.account import account_of
-from gateway.server.elsewhere import advice
-from gateway.server.ledger import ledger_of
-from gateway.server.lookups import Lookups
-from gateway.server.models import ModelList
-from gateway.server.requests import request_of, requests_of
-from gateway.server.usage import usage_of
-from gateway.services import Services
+from gateway.base.amounts import MICROS
+from gateway.base.errors import Refused, model_not_found
+from gateway.chain.services import Services
+from gateway.domain.budgets import Calendar
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Exchange, Operation
+from gateway.domain.facts import Caller
+from gateway.domain.prices import PER_TOKENS, Price
+from gateway.domain.reply import Reply
+from gateway.server.own_records import Lookups, account_of, ledger_of, request_of, requests_of, usage_of
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
@@ -25,6 +33,53 @@ KNOWN_PATHS = (
     "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/account/ledger, GET /v1/usage, "
     "GET /v1/requests, GET /v1/requests/{id}."
 )
+
+OPERATIONS = {
+    "/v1/chat/completions": Operation.CHAT,
+    "/v1/models": Operation.MODELS,
+    "/v1/account": Operation.ACCOUNT,
+    "/v1/account/ledger": Operation.LEDGER,
+    "/v1/usage": Operation.USAGE,
+    "/v1/requests": Operation.REQUESTS,
+}
+HEALTH = ("/healthz", "/readyz")
+METHODS = {path: "POST" if operation is Operation.CHAT else "GET" for path, operation in OPERATIONS.items()}
+
+PLACES: Final = 18
+"""Decimals of a price: six of an amount, six of a token in a million, and six of the ratio."""
+
+LONGER: Final = re.compile(
+    r"(/v1)?(?P<more>/chat/completions|/chat|/models)/(v1/)?(chat/completions|models|responses|embeddings)(/|$)"
+)
+BASE_HAS_MORE: Final = (
+    "The base address must end in /v1: this one goes on with the path of a request, which the client adds itself. Remove {more} "
+    "from the end of the base address."
+)
+NO_SLASH: Final = "Remove the slash at the end of the path."
+USE_CHAT: Final = "{api} is not served here. Use chat completions with this client: {how}."
+NOT_SERVED: Final = "{api} is not served here, but only chat completions: use another service for it."
+HOW: Final = {
+    "responses": ("The Responses API", "`client.chat.completions.create(...)`, or `.chat(...)` of the Vercel AI SDK"),
+    "completions": ("The older completions API", "POST /v1/chat/completions, with `messages` in place of `prompt`"),
+    "messages": ("Anthropic's Messages API", "an OpenAI-compatible client, which sends POST /v1/chat/completions"),
+    "assistants": ("The Assistants API", "`client.chat.completions.create(...)`"),
+    "threads": ("The Assistants API", "`client.chat.completions.create(...)`"),
+    "conversations": ("The Conversations API", "`client.chat.completions.create(...)`"),
+    "realtime": ("The Realtime API", "`client.chat.completions.create(..., stream=True)`"),
+}
+OTHERS: Final = {
+    "embeddings": "The Embeddings API",
+    "images": "The Images API",
+    "videos": "The Videos API",
+    "audio": "The Audio API",
+    "files": "The Files API",
+    "uploads": "The Uploads API",
+    "batches": "The Batch API",
+    "moderations": "The Moderations API",
+    "fine_tuning": "The Fine-tuning API",
+    "vector_stores": "The Vector stores API",
+    "rerank": "The Rerank API",
+}
 
 
 class LocalRoutes:
@@ -90,18 +145,6 @@ def operation_of(method: str, path: str) -> tuple[Operation, str]:
     return Operation.MISDIRECTED, ""
 
 
-OPERATIONS = {
-    "/v1/chat/completions": Operation.CHAT,
-    "/v1/models": Operation.MODELS,
-    "/v1/account": Operation.ACCOUNT,
-    "/v1/account/ledger": Operation.LEDGER,
-    "/v1/usage": Operation.USAGE,
-    "/v1/requests": Operation.REQUESTS,
-}
-HEALTH = ("/healthz", "/readyz")
-METHODS = {path: "POST" if operation is Operation.CHAT else "GET" for path, operation in OPERATIONS.items()}
-
-
 def _caller(exchange: Exchange) -> Caller:
     caller = exchange.get(Caller)
     if caller is None:
@@ -115,3 +158,82 @@ def _caller(exchange: Exchange) -> Caller:
 
 def _json(value: object) -> Reply:
     return Reply(body=msgspec.json.encode(value))
+
+
+class ModelList:
+    """The models of one configuration. Each is encoded once for a group."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._encoded: dict[tuple[str, str], msgspec.Raw] = {}
+
+    def all(self, caller: Caller | None) -> bytes:
+        """Return all models that the caller may use, as JSON. None stands for a gateway without accounts."""
+        group = "" if caller is None else caller.group
+        data = [self._model(name, group) for name in self._names(caller)]
+        return msgspec.json.encode({"object": "list", "data": data})
+
+    def one(self, name: str, caller: Caller | None) -> bytes:
+        """Return one of these models. Raises `Refused` for any other name."""
+        if name not in self._names(caller):
+            raise model_not_found()
+        return bytes(self._model(name, "" if caller is None else caller.group))
+
+    def _names(self, caller: Caller | None) -> list[str]:
+        return list(self._catalogue.models) if caller is None else self._catalogue.visible(caller)
+
+    def _model(self, name: str, group: str) -> msgspec.Raw:
+        encoded = self._encoded.get((name, group))
+        if encoded is None:
+            encoded = msgspec.Raw(msgspec.json.encode(self._fields(name, group)))
+            self._encoded[name, group] = encoded
+        return encoded
+
+    def _fields(self, name: str, group: str) -> dict[str, object]:
+        model, price = self._catalogue.models[name], self._catalogue.price(name, group)
+        fields: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "sluicegate"}
+        limits = {"max_completion_tokens": model.max_output_tokens}
+        if model.context_length is not None:
+            fields["context_length"] = limits["context_length"] = model.context_length
+        fields |= {"max_output_tokens": model.max_output_tokens, "top_provider": limits}
+        if price is not None:
+            fields["pricing"] = _pricing(price)
+        return fields
+
+
+def _pricing(price: Price) -> dict[str, object]:
+    """Return a price as OpenRouter writes it. A tier begins at `min_prompt_tokens`, that many included."""
+    pricing: dict[str, object] = {**_rates(price), "request": _text(price.request * PER_TOKENS, price.ratio)}
+    if price.tiers:
+        pricing["overrides"] = [{"min_prompt_tokens": tier.above + 1, **_rates(tier)} for tier in price.tiers]
+    return pricing
+
+
+def _rates(price: Price) -> dict[str, str]:
+    rates = {
+        "prompt": price.input,
+        "completion": price.output,
+        "input_cache_read": price.cached_input,
+        "input_cache_write": price.cache_write,
+    }
+    return {name: _text(rate, price.ratio) for name, rate in rates.items()}
+
+
+def _text(rate: int, ratio: Fraction) -> str:
+    """Return micros for a million tokens as currency units for one, with all decimals and without an exponent."""
+    amount = Fraction(rate, PER_TOKENS * MICROS) * ratio
+    whole, part = divmod(int(amount * 10**PLACES), 10**PLACES)
+    return f"{whole}.{part:0{PLACES}}".rstrip("0").rstrip(".")
+
+
+def advice(path: str) -> str:
+    """Return what to use instead of a path; empty where nothing is known of it."""
+    if (longer := LONGER.match(path)) is not None:
+        return BASE_HAS_MORE.format(more=longer["more"])
+    if path.rstrip("/") in ("/v1/chat/completions", "/v1/models") and path.endswith("/"):
+        return NO_SLASH
+    name = path.removeprefix("/v1").removeprefix("/").partition("/")[0]
+    if name in HOW:
+        api, how = HOW[name]
+        return USE_CHAT.format(api=api, how=how)
+    return NOT_SERVED.format(api=OTHERS[name]) if name in OTHERS else ""

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gateway import durable
+from gateway.base import durable
+from gateway.base.errors import Misconfigured
+from gateway.base.log import Logger
 from gateway.config.schema import Tls
-from gateway.errors import Misconfigured
-from gateway.log import Logger
 
 CHECK_EVERY_S: Final = 5.0
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from multidict import CIMultiDictProxy
 
-from gateway.addresses import Network, address_of, network
+from gateway.base.addresses import Network, address_of, network
 
 HEADER: Final = "X-Forwarded-For"
 MOST_PROXIES: Final = 16

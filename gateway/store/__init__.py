@@ -1,5 +1,5 @@
 """The data in Redis: accounts, tokens, limits and channels, each in a module with its `.lua` files beside it.
 
 `client` connects to Redis, `money` holds the balances.
-Imports `store.client`, `config`, `durable`, `errors`, `facts`, `log`, `request_id` and `crash_points` from the rest of the gateway.
+Imports `store.client` and what lies below it.
 """

@@ -1,4 +1,4 @@
-"""The state of channels that all workers and machines share: failures, cool-downs, calls in flight, and what is disabled.
+"""The state of channels that all workers and machines share: failures, cool-downs, calls in flight, credentials, and switches.
 
 1. One script decides everything, by the store's clock. A worker reports and asks; it decides nothing for other workers.
 2. A channel cools down after too many failures, or at once if the upstream says so; each further time for longer, up to a
@@ -8,40 +8,36 @@
 4. A cool-down is firm after repeated failures. One that is not firm only makes other channels preferred.
 5. What a dead process held expires: slots, probes and counts of calls in flight are leased.
 6. The state of a channel that no gateway has expires after a week, except that it or a credential of it is switched off.
-7. Credentials that are set aside are part of a channel's state: `gateway.store.credential_states`.
+
+Credentials that are set aside are part of a channel's state, known without a round trip for a request (`CredentialStates`):
+
+7. A worker notes what an upstream refused, and sets it aside at once. The next synchronization of its channels, twice a second,
+   tells the store, and learns what other workers and the operator have set aside.
+8. A refused credential is set aside for ten minutes by the store's clock. One that is used before that, since all are set
+   aside, and that the upstream accepts, is in use again. One that an operator switched off is not used until it is switched on.
+9. Credentials are stored as fingerprints, so a list that is edited gives no key the state of another. 48 bits of a hash identify a
+   key that a provider made; they do not lead back to it. The pepper has no part in them: its change must not switch a key on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from gateway.store.channel_states import (
-    NOTE,
-    AccountReport,
-    AccountStatus,
-    Admission,
-    ChannelLimits,
-    ChannelReport,
-    ChannelSnapshot,
-    ChannelStatus,
-    Condition,
-    CooldownRules,
-    Disabling,
-    Refusal,
-    snapshot_of,
-)
 from gateway.store.client.client import Client, Script
-from gateway.store.credential_states import CredentialStates, CredentialStatus, fingerprint_of
 
 __all__ = [
+    "AccountCoolDown",
     "AccountReport",
-    "AccountStatus",
     "Admission",
     "ChannelLimits",
+    "ChannelRefusal",
     "ChannelReport",
     "ChannelSnapshot",
     "ChannelStatus",
@@ -49,14 +45,46 @@ __all__ = [
     "Condition",
     "CooldownRules",
     "Disabling",
-    "Refusal",
 ]
 
 _SCRIPT: Final = Script.load(Path(__file__).with_name("channels.lua"))
 _encode: Final = msgspec.json.Encoder().encode
 
+NOTE: Final = "disabled_note"
+"""The field of a channel's state that has its `Disabling`."""
+
+SUSPENDED_S: Final = 600.0
+"""How long a refused credential is not used, as in `channels.lua`. Its budget may be refilled, or its block be over."""
+OFF: Final = float("inf")
+
+OnRefused = Callable[[str, int, int], None]
+"""Is called with the channel, the credential's index, and how many credentials the channel has."""
+
+
+class Condition(StrEnum):
+    """The condition of a channel. `PROBING`: its cool-down is over, and the next call shows whether it works again."""
+
+    HEALTHY = "healthy"
+    COOLING = "cooling"
+    PROBING = "probing"
+    DISABLED = "disabled"
+
 
 _CONDITIONS: Final = tuple(Condition)
+
+
+class CooldownRules(msgspec.Struct, frozen=True):
+    """When a channel cools down, and for how long.
+
+    It cools down after `min_failures` failures that are at least half of all calls in the last one to two `window_ms`, or
+    that are all calls in one worker's report. The cool-down is `first_ms`, doubled each time that the probe fails, or what
+    the upstream asks for if that is longer; at most `max_ms`.
+    """
+
+    first_ms: int = 1_000
+    max_ms: int = 120_000
+    window_ms: int = 10_000
+    min_failures: int = 3
 
 
 class Channels:
@@ -113,7 +141,7 @@ class Channels:
                 _CONDITIONS[condition],
                 int(cool_ms),
                 bool(firm),
-                {digest.decode(): AccountStatus(int(ms), bool(its)) for digest, ms, its in accounts},
+                {digest.decode(): AccountCoolDown(int(ms), bool(its)) for digest, ms, its in accounts},
                 error.decode(),
             )
             for name, (condition, cool_ms, firm, accounts, error, _) in zip(reports, raw, strict=True)
@@ -190,10 +218,237 @@ class Channels:
         index, probe, wait_ms, *why = await self._client.run(_SCRIPT, keys, [operation, request_id, *numbers])
         if index:
             return Admission(index - 1, bool(probe), int(wait_ms))
-        refusals = [Refusal(reason.decode(), int(ms), error.decode()) for reason, ms, error in why[0]]
+        refusals = [ChannelRefusal(reason.decode(), int(ms), error.decode()) for reason, ms, error in why[0]]
         return Admission(None, bool(probe), int(wait_ms), refusals)
 
 
 def _keys(channels: Sequence[str]) -> list[str]:
     """Return the keys, all in one hash slot of a cluster, since one request may try several channels at once."""
     return [f"gw:{{channels}}:{name}:{kind}" for name in channels for kind in ("state", "slots", "calls", "accounts")]
+
+
+class AccountReport(msgspec.Struct):
+    """What one worker saw of one account's calls of a channel. `ok`: a call succeeded. `cool_ms` is as in `ChannelReport`."""
+
+    failed: int = 0
+    cool_ms: int = -1
+    ok: bool = False
+
+
+class ChannelReport(msgspec.Struct):
+    """What one worker saw of one channel since its last report. `cool_ms`: the upstream asks for it; -1: it does not.
+
+    `failed` and `cool_ms` are of failures that no request can cause; the others are in `accounts`.
+    """
+
+    ok: int = 0
+    failed: int = 0
+    took_ms: float = 0
+    """The sum, over all calls that were `ok`, of the time from call to first event."""
+    cool_ms: int = -1
+    error: str = ""
+    probe: Literal["", "ok", "failed", "void"] = ""
+    left: list[str] = []
+    """Requests that have ended, so that their slots are free."""
+    in_flight: int = 0
+    accounts: dict[str, AccountReport] = {}
+    """By the digest of the account: those whose calls failed, or succeeded after failures."""
+    credentials: dict[str, str] = {}
+    """By the fingerprint of the credential: why it was refused, or empty where it works again."""
+
+
+class ChannelLimits(msgspec.Struct, frozen=True):
+    """A channel that a request may call, and its limits; 0 for none. Leases in ms."""
+
+    channel: str
+    concurrent: int
+    requests_per_minute: int
+    lease_ms: int
+    probe_lease_ms: int
+
+
+class ChannelRefusal(msgspec.Struct, frozen=True):
+    """Why a channel is not called: `disabled`, `cooling`, `probing` or `full`; for how many ms, and its last error."""
+
+    reason: str
+    wait_ms: int
+    error: str
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """The index of the admitted channel (None: none of them), whether the call is its probe, and in how many ms to retry.
+
+    `wait_ms` of an admission is the rest of a cool-down during which the channel is called for want of another. `refusals`: where
+    none is admitted, why not, one for each channel.
+    """
+
+    index: int | None
+    probe: bool
+    wait_ms: int
+    refusals: Sequence[ChannelRefusal] = ()
+
+
+class AccountCoolDown(msgspec.Struct, frozen=True):
+    """The rest of an account's cool-down at a channel in ms, and whether it is firm."""
+
+    cool_ms: int = 0
+    firm: bool = False
+
+
+class ChannelStatus(msgspec.Struct, frozen=True):
+    """A channel's condition, the rest of its cool-down in ms, whether it is firm, and the accounts whose calls fail there.
+
+    `error`: the last one, empty for a channel that works for all. `credentials_off`: an operator has switched off all of them.
+    """
+
+    condition: Condition
+    cool_ms: int
+    firm: bool = False
+    accounts: dict[str, AccountCoolDown] = {}
+    error: str = ""
+    credentials_off: bool = False
+
+
+class Disabling(msgspec.Struct, frozen=True):
+    """When an operator disabled a channel, who that was, and why, as far as it was said."""
+
+    at_ms: int
+    by: str = ""
+    reason: str = ""
+
+
+class ChannelSnapshot(msgspec.Struct, frozen=True):
+    """A channel as `gateway channels` shows it.
+
+    `latency_ms`: a moving average of the time from call to first event; None before the first call. `failing_accounts`: how
+    many accounts cool down there by themselves, while the channel serves others. `firm`: it is not called while it cools, even
+    where no other channel can serve. `credentials`: those that are set aside, by their fingerprints. `disabling`: None where the
+    channel is not disabled, or was by an earlier version.
+    """
+
+    channel: str
+    condition: Condition
+    cool_ms: int
+    in_flight: int
+    latency_ms: int | None
+    last_error: str
+    last_error_at_ms: int | None
+    failing_accounts: int = 0
+    firm: bool = False
+    credentials: dict[str, CredentialStatus] = {}
+    disabling: Disabling | None = None
+
+
+def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[bytes], now_ms: int) -> ChannelSnapshot:
+    """Return a channel from what the store has of it: its state, and its accounts whose calls fail."""
+    state = {name.decode(): value.decode() for name, value in raw.items()}
+    until = int(state.get("until", 0))
+    condition = Condition.PROBING if until else Condition.HEALTHY
+    if until > now_ms:
+        condition = Condition.COOLING
+    if "disabled" in state:
+        condition = Condition.DISABLED
+    in_flight = [value.split(" ") for name, value in state.items() if name.startswith("in:")]
+    return ChannelSnapshot(
+        channel,
+        condition,
+        max(0, until - now_ms),
+        sum(int(count) for count, expiry in in_flight if int(expiry) >= now_ms),
+        int(state["latency"]) if "latency" in state else None,
+        state.get("error", ""),
+        int(state["error_at"]) if "error_at" in state else None,
+        sum(msgspec.json.decode(account)["until"] > now_ms for account in accounts),
+        until > now_ms and state.get("firm") == "1",
+        statuses(state, now_ms),
+        msgspec.json.decode(state[NOTE], type=Disabling) if NOTE in state else None,
+    )
+
+
+class CredentialState(StrEnum):
+    """The state of a credential. `REFUSED`: the upstream refused it lately. `OFF`: an operator switched it off."""
+
+    IN_USE = "in use"
+    REFUSED = "refused"
+    OFF = "off"
+
+
+class CredentialStatus(msgspec.Struct, frozen=True):
+    """A credential as the store has it: since when it is set aside and until when, in ms since 1970, and why."""
+
+    state: CredentialState = CredentialState.IN_USE
+    since_ms: int | None = None
+    until_ms: int | None = None
+    reason: str = ""
+
+
+def fingerprint_of(credential: str) -> str:
+    """Return the short name under which the store keeps a credential's state."""
+    return hashlib.blake2b(credential.encode(), digest_size=6, person=b"credential").hexdigest()
+
+
+class CredentialStates:
+    """What one process knows of the credentials of its channels."""
+
+    def __init__(self) -> None:
+        self.aside: dict[str, dict[str, float]] = {}
+        """By channel, the fingerprints of those that are set aside, and until when by `time.monotonic`."""
+        self._reports: dict[str, dict[str, str]] = {}
+        self.on_refused: OnRefused = lambda channel, index, of: None
+        """Called for each credential that an upstream refuses."""
+
+    def until(self, channel: str, fingerprint: str) -> float:
+        """Return until when a credential is set aside by the clock `time.monotonic`; `OFF` where it is switched off."""
+        known = self.aside.get(channel)
+        return known.get(fingerprint, 0.0) if known else 0.0
+
+    def refused(self, channel: str, fingerprint: str, why: str) -> None:
+        """Set a credential aside, and let the other workers know with the next report."""
+        known = self.aside.setdefault(channel, {})
+        known[fingerprint] = max(known.get(fingerprint, 0.0), time.monotonic() + SUSPENDED_S)
+        self._reports.setdefault(channel, {})[fingerprint] = why or "refused"
+
+    def worked(self, channel: str, fingerprint: str) -> None:
+        """Note that an upstream accepted a credential: if it was refused before, it is in use again."""
+        known = self.aside.get(channel)
+        if known and 0.0 < known.get(fingerprint, 0.0) < OFF:
+            del known[fingerprint]
+            self._reports.setdefault(channel, {})[fingerprint] = ""
+
+    def take_report(self, channel: str) -> dict[str, str]:
+        """Return what was noted since the last call: why a credential was refused; empty where it is in use again."""
+        return self._reports.pop(channel, {})
+
+    def learn(self, channel: str, aside: Iterable[tuple[bytes, int]]) -> None:
+        """Take over what the store says: the credentials that are set aside, and for how many ms; -1: switched off."""
+        now = time.monotonic()
+        told = {name.decode(): OFF if ms < 0 else now + ms / 1000 for name, ms in aside}
+        for fingerprint, why in self._reports.get(channel, {}).items():  # noted meanwhile, and not told yet
+            if why:
+                told.setdefault(fingerprint, now + SUSPENDED_S)
+            elif told.get(fingerprint) != OFF:
+                told.pop(fingerprint, None)
+        if told:
+            self.aside[channel] = told
+        else:
+            self.aside.pop(channel, None)
+
+    def all_off(self, channel: str, credentials: Sequence[str]) -> bool:
+        """Return whether an operator has switched off every credential of a channel."""
+        known = self.aside.get(channel)
+        if not known or OFF not in known.values():
+            return False
+        return all(known.get(fingerprint_of(credential)) == OFF for credential in credentials or ("",))
+
+
+def statuses(state: Mapping[str, str], now_ms: int) -> dict[str, CredentialStatus]:
+    """Return the credentials that are set aside, by fingerprint, from the fields of a channel's state in the store."""
+    found: dict[str, CredentialStatus] = {}
+    for name, value in state.items():
+        kind, _, fingerprint = name.partition(":")
+        if kind == "key" and fingerprint not in found:
+            until_ms, since_ms, why = value.split(" ", 2)
+            if int(until_ms) > now_ms:
+                found[fingerprint] = CredentialStatus(CredentialState.REFUSED, int(since_ms), int(until_ms), why)
+        elif kind == "off":
+            found[fingerprint] = CredentialStatus(CredentialState.OFF, int(value))
+    return found

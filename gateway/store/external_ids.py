@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway import crash_points
+from gateway.base import crash_points
 from gateway.store.accounts import Account, AccountError, AccountStatus, account_key
 from gateway.store.client.client import Client, Script
 
@@ -33,7 +33,7 @@ _CLEAR: Final = Script(
 )
 
 
-class Claim(NamedTuple):
+class ExternalIdClaim(NamedTuple):
     """A claim as it was read. Without an account, there is none."""
 
     raw: bytes
@@ -110,7 +110,7 @@ class ExternalIds:
             if await self._swap(external_id, claim.raw, account_id, now_ms):
                 return
 
-    async def _refuse_owned(self, claim: Claim, external_id: str, now_ms: int) -> None:
+    async def _refuse_owned(self, claim: ExternalIdClaim, external_id: str, now_ms: int) -> None:
         """Raise `AccountError` unless the claim of another account can be taken: it was interrupted, or the account is closed."""
         status = await self._client.call("HGET", account_key(claim.account), "status")
         if status is not None and status.decode() == AccountStatus.CLOSED:
@@ -130,10 +130,10 @@ class ExternalIds:
         if claim.account == account_id:
             await self._swap(external_id, claim.raw)
 
-    async def _claim(self, external_id: str) -> Claim:
+    async def _claim(self, external_id: str) -> ExternalIdClaim:
         raw: bytes = await self._client.call("GET", PREFIX + external_id) or b""
         account, _, at_ms = raw.decode().partition(" ")
-        return Claim(raw, account, int(at_ms or 0))
+        return ExternalIdClaim(raw, account, int(at_ms or 0))
 
     async def _confirms(self, account_id: str, external_id: str) -> bool:
         stored: bytes | None = await self._client.call("HGET", account_key(account_id), "external_id")
@@ -170,5 +170,5 @@ def no_owner(external_id: str) -> AccountError:
     )
 
 
-def _is_old(claim: Claim, now_ms: int) -> bool:
+def _is_old(claim: ExternalIdClaim, now_ms: int) -> bool:
     return now_ms - claim.at_ms > UNCONFIRMED_S * 1000

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
-from gateway import crash_points
-from gateway.errors import Misconfigured
+from gateway.base import crash_points
+from gateway.base.errors import Misconfigured
 from gateway.store.client.client import Client, Script
 
 LAYOUT: Final = 2

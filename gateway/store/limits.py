@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.config.allowance import LARGEST_RATE
-from gateway.facts import AccountLimits
+from gateway.config.schema import LARGEST_RATE
+from gateway.domain.facts import AccountLimits
 from gateway.store.client.client import Argument, Client, Script
-from gateway.store.client.step import Step
+from gateway.store.client.steps import Step
 
 _MINUTE_US: Final = 60_000_000
 _LIMITS: Final = Script.load(Path(__file__).with_name("limits.lua"))

@@ -12,11 +12,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import Refused
+from gateway.base.errors import Refused
 from gateway.store.accounts import AccountStatus, account_key
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import TokenStatus
-from gateway.store.token_record import token_of, tokens_key
+from gateway.store.tokens import TokenStatus, token_of, tokens_key
 
 CHANNEL: Final = "gw:revoked"
 """Where the ids of accounts are published."""

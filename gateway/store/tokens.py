@@ -1,34 +1,54 @@
-"""Tokens: their records, and the authentication of callers.
+"""Tokens: their records, the authentication of callers, and what an operator does with them.
 
 1. No record, error or `repr` contains the text of a token.
 2. A record is replaced only if it is unchanged since it was read: no change is lost, and no deleted token comes back.
 3. An unknown token and a wrong one get the same reply, after the same work.
+4. A process remembers the tokens that it has read, so that it need not read them for each request. They may have changed: the
+   step of `Tokens.guard_step` compares each with the store for each request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import ipaddress
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import GatewayError, Refused, StoreAway
-from gateway.store.accounts import account_key, profile_of
+from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.store.accounts import AccountStatus, Profile, account_key, profile_of, wallet_key
 from gateway.store.client.client import Client, Script
-from gateway.store.client.step import Step
-from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
-from gateway.store.token_changes import SWAP, Created, MadeBefore, TokenError
-from gateway.store.token_record import decode, encode, tokens_key
-from gateway.store.token_rotation import TokenRotation
-
-__all__ = ["Created", "MadeBefore", "TokenError", "TokenRefused", "Tokens", "invalid_token", "tokens_key"]
+from gateway.store.client.steps import Step
+from gateway.store.pepper import Peppers
 
 HOUR_S: Final = 3600
 
 _GUARD: Final = Script.load(Path(__file__).with_name("token_guard.lua"))
+
+SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
+_ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
+PAGE: Final = 200
+"""Accounts whose tokens are read at once."""
+
+_ROTATE: Final = Script.load(Path(__file__).with_name("token_rotate.lua"))
+_TRIES: Final = 3
+"""Attempts of a rotation whose reply is lost."""
+
+OPTIONAL: Final = ("budgets", "limits")
+LINKS: Final = ("replaces", "replaced_by", "counts_as")
+"""What a record has only where the token has it: every request sends the record, and most tokens have none of them."""
+
+MOST: Final = 4096
+"""Tokens that are remembered."""
 
 
 class TokenRefused(Refused):
@@ -39,12 +59,13 @@ class TokenRefused(Refused):
         self.token = token
 
 
-class Tokens(TokenRotation):
+class Tokens:
     """The tokens of one store. Every method may also raise `StoreAway`."""
 
     def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
         """Call `pepper` when it is first needed: what concerns no secret works without it."""
-        super().__init__(client, pepper)
+        self._client = client
+        self._codec = Peppers(client, pepper)
         self._known = KnownTokens()
 
     async def refresh_pepper(self) -> None:
@@ -93,7 +114,7 @@ class Tokens(TokenRotation):
         return self._known.get(text)
 
     def guard_step(self, known: Authenticated, then: Callable[[Authenticated | TokenRefused], Awaitable[bool]]) -> Step:
-        """Return a step that ends the script where the token or its account is not what is known.
+        """Return a step that ends the script where the store's token or account differs from the remembered one.
 
         `then` is awaited only in that case, with what `authenticate` would return or raise now.
         """
@@ -146,6 +167,207 @@ class Tokens(TokenRotation):
         self._known.add(authenticated)
         return authenticated
 
+    async def rotate(
+        self, token_id: str, overlap_s: int, expires_at: int | None = None, *, short_id: str = ""
+    ) -> Created:
+        """Replace a token by another one with the same settings, and let the old one expire after `overlap_s`.
+
+        The two count in the same budgets and limits, so that a token is not worth more for being replaced. The new one expires when
+        the old one would have, or at `expires_at`. Raises `TokenError` for a token that does not exist, is disabled, has expired or
+        was replaced already, and `MadeBefore` where it was replaced by the one of this `short_id`.
+        """
+        await self.check_pepper()
+        account = token_id.rpartition("-")[0]
+        made: dict[str, Created] = {}
+        given = self._codec.make(account, short_id) if short_id else None
+        for last in (False,) * (_TRIES - 1) + (True,):
+            raw = await self._read(token_id)
+            record = decode(raw)
+            if short_id and record.token.replaced_by == f"{account}-{short_id}":
+                successor = decode(await self._read(record.token.replaced_by))
+                if given is None or successor.digest != self._codec.digest(given[1]):
+                    raise MadeBefore(successor.token)
+            if (done := made.get(record.token.replaced_by)) is not None:  # the reply was lost
+                return done
+            await self._check_account(account)
+            old = record.token
+            if old.replaced_by and not await self._client.call(
+                "HEXISTS", tokens_key(account), old.replaced_by.rpartition("-")[2]
+            ):
+                old = _without_successor(old, expires_at)
+            _check_replaceable(old, expires_at)
+            now = int(time.time())
+            chosen, text = given or self._codec.make(account)
+            new = msgspec.structs.replace(
+                old,
+                id=f"{account}-{chosen}",
+                created_at=now,
+                expires_at=old.expires_at if expires_at is None else expires_at,
+                last_used=None,
+                replaces=old.id,
+                counts_as=old.counts_as or old.id,
+            )
+            made[new.id] = Created(**msgspec.structs.asdict(new), token=text)
+            ends_at = now + overlap_s if old.expires_at is None else min(old.expires_at, now + overlap_s)
+            ended = encode(record.replaced(expires_at=ends_at, replaced_by=new.id))
+            own = encode(TokenRecord(self._codec.digest(text), new))
+            arguments = (old.id.rpartition("-")[2], raw, ended, chosen, own, account)
+            try:
+                if await self._client.run(_ROTATE, [tokens_key(account)], arguments):
+                    return made[new.id]
+            except StoreAway:
+                if last:
+                    raise
+        raise TokenError(f"`{token_id}` is being changed by others: try again")
+
+    async def check_pepper(self) -> None:
+        """Check that the tokens were made with this pepper. Raises `Misconfigured` where they were not, and `StoreAway`."""
+        await self._codec.check()
+
+    async def create(
+        self,
+        account: str,
+        *,
+        name: str = "",
+        expires_at: int | None = None,
+        models: Sequence[str] = (),
+        addresses: Sequence[str] = (),
+        budgets: Budgets = NO_BUDGETS,
+        limits: AccountLimits = NO_LIMITS,
+        short_id: str = "",
+    ) -> Created:
+        """Create a token. What is left out does not restrict it.
+
+        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network; `MadeBefore` where
+        the account has a token of this `short_id`; and `Misconfigured` where the tokens were made with another pepper.
+        """
+        await self.check_pepper()
+        await self._check_account(account)
+        networks = tuple(_network(address) for address in addresses)
+        while True:
+            made, text = self._codec.make(account, short_id)
+            token = Token(
+                id=f"{account}-{made}",
+                name=name,
+                created_at=int(time.time()),
+                expires_at=expires_at,
+                models=tuple(models),
+                addresses=networks,
+                budgets=budgets,
+                limits=limits,
+            )
+            if await self._swap(token.id, b"", TokenRecord(self._codec.digest(text), token)):
+                return Created(**msgspec.structs.asdict(token), token=text)
+            if short_id:
+                raise MadeBefore(await self.get(token.id))
+
+    async def _check_account(self, account: str) -> None:
+        status = await self._client.call("HGET", account_key(account), "status")
+        if status is None or status.decode() == AccountStatus.CLOSED:
+            raise NoSuch(f"there is no open account `{account}`: `gateway account list` shows all")
+
+    async def all_of(self, account: str) -> list[Token]:
+        """Return the account's tokens, the oldest first."""
+        tokens = [token_of(record) for record in await self._client.call("HVALS", tokens_key(account))]
+        return sorted(tokens, key=_age)
+
+    async def of_several(self, accounts: Sequence[str]) -> list[list[Token]]:
+        """Return the tokens of each of these accounts, the oldest first."""
+        replies = await asyncio.gather(*(self._client.submit("HVALS", tokens_key(account)) for account in accounts))
+        return [sorted(map(token_of, records), key=_age) for records in replies]
+
+    async def all(self) -> AsyncIterator[Token]:
+        """Yield the tokens of all accounts, by the ids of the accounts and the oldest first. Those of one page are in memory."""
+        accounts = sorted({key[4:-8] async for key in self._client.keys(tokens_key("*"))})
+        for first in range(0, len(accounts), PAGE):
+            for tokens in await self.of_several(accounts[first : first + PAGE]):
+                for token in tokens:
+                    yield token
+
+    async def set_status(self, token_id: str, status: TokenStatus) -> Token:
+        """Enable or disable a token from the next request on. Raises `TokenError` if there is none."""
+        return await self._change(token_id, lambda _: {"status": status})
+
+    async def change(
+        self,
+        token_id: str,
+        *,
+        name: str | None = None,
+        expires_at: int | msgspec.UnsetType | None = msgspec.UNSET,
+        models: Sequence[str] | None = None,
+        addresses: Sequence[str] | None = None,
+        budgets: Mapping[str, int | None] = MappingProxyType({}),
+        limits: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> Token:
+        """Set the given fields from the next request on, and leave the others. None takes an expiry, a budget or a limit away.
+
+        Raises `TokenError` if there is no such token, and `ValueError` for a number that is out of range.
+        """
+        given: dict[str, object] = {}
+        if name is not None:
+            given["name"] = name
+        if expires_at is not msgspec.UNSET:
+            given["expires_at"] = expires_at
+        if models is not None:
+            given["models"] = tuple(models)
+        if addresses is not None:
+            given["addresses"] = tuple(map(_network, addresses))
+        return await self._change(
+            token_id,
+            lambda token: {
+                "budgets": msgspec.structs.replace(token.budgets, **budgets),
+                "limits": msgspec.structs.replace(token.limits, **limits),
+                **given,
+            },
+        )
+
+    async def _change(self, token_id: str, changes: Callable[[Token], dict[str, object]]) -> Token:
+        while True:
+            raw = await self._read(token_id)
+            record = decode(raw)
+            changed = record.replaced(**changes(record.token))
+            if await self._swap(token_id, raw, changed):
+                return changed.token
+
+    async def delete(self, token_id: str) -> Token:
+        """Delete a token and return it. Raises `TokenError` if there is none."""
+        while True:
+            raw = await self._read(token_id)
+            if await self._swap(token_id, raw, None):
+                return token_of(raw)
+
+    async def get(self, token_id: str) -> Token:
+        """Return a token. Raises `TokenError` if there is none."""
+        return token_of(await self._read(token_id))
+
+    async def _read(self, token_id: str) -> bytes:
+        ids = _ID.fullmatch(token_id)
+        if ids is None:  # it may be the text of a token: never repeat it
+            raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
+        raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
+        if raw is None:
+            raise NoSuch(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
+        return raw
+
+    async def _swap(self, token_id: str, expected: bytes, record: TokenRecord | None) -> bool:
+        """Replace the record, or delete it, if it still is `expected`; return whether it was."""
+        account, _, short_id = token_id.rpartition("-")
+        raw = b"" if record is None else encode(record)
+        expires_at = token_of(expected).expires_at if expected else None
+        revoked = (
+            record is None
+            or record.token.status is TokenStatus.DISABLED
+            or (bool(expected) and record.token.expires_at != expires_at)
+        )
+        arguments: tuple[str | bytes, ...] = (short_id, expected, raw)
+        keys = [tokens_key(account)]
+        if revoked:
+            arguments += (account,)
+        if record is None:
+            keys.append(wallet_key(account))
+            arguments += ((token_of(expected).counts_as or token_id).rpartition("-")[2],)
+        return bool(await self._client.run(SWAP, keys, arguments))
+
 
 def _check_usable(token: Token) -> None:
     """Raise `TokenRefused` for a token that is disabled or has expired."""
@@ -165,3 +387,191 @@ def invalid_token() -> TokenRefused:
 
 async def _not_touched(_: GatewayError) -> None:
     """Leave the time of the last use as it was."""
+
+
+class TokenError(GatewayError):
+    """An operation on a token cannot be done; the message says why and what to do."""
+
+
+class NoSuch(TokenError):
+    kind = "not_found"
+
+
+class MadeBefore(TokenError):
+    """The token of a short id that was given is there already: it was made by a call before, and its text is not known any more."""
+
+    kind = "exists"
+
+    def __init__(self, token: Token) -> None:
+        super().__init__(f"`{token.id}` was made before, and its text was shown then")
+        self.token = token
+
+
+class TokenStatus(StrEnum):
+    """The status of a token. A disabled one is refused until it is enabled again."""
+
+    ACTIVE = "active"
+    DISABLED = "disabled"
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """A token without its secret.
+
+    `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is rounded down to the hour. `models`
+    are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction. `budgets` and `limits`
+    apply in addition to those of the account. `replaces` and `replaced_by` are the ids of its predecessor and its successor,
+    `counts_as` that of the first token of such a row, under which the budgets and limits of all of them count; empty for none.
+    """
+
+    id: str
+    name: str = ""
+    status: TokenStatus = TokenStatus.ACTIVE
+    created_at: int
+    expires_at: int | None = None
+    last_used: int | None = None
+    models: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    budgets: Budgets = NO_BUDGETS
+    limits: AccountLimits = NO_LIMITS
+    replaces: str = ""
+    replaced_by: str = ""
+    counts_as: str = ""
+
+    @property
+    def state(self) -> str:
+        """Whether it is accepted now, in a word: its status, or that it has expired."""
+        if self.status is TokenStatus.ACTIVE and self.expires_at is not None and self.expires_at <= time.time():
+            return "replaced" if self.replaced_by else "expired"
+        return self.status
+
+
+class Created(Token, frozen=True, kw_only=True):
+    """A new token. `token` is its text, which is returned only here."""
+
+    token: str
+
+    def __repr__(self) -> str:
+        return f"<Created {self.id}>"
+
+
+def _age(token: Token) -> tuple[int, str]:
+    return token.created_at, token.id
+
+
+def _network(address: str) -> str:
+    try:
+        return str(ipaddress.ip_network(address.strip(), strict=False))
+    except ValueError:
+        raise TokenError(f"`{address}` is no address or network; write 192.0.2.7 or 10.0.0.0/8") from None
+
+
+def _check_replaceable(token: Token, expires_at: int | None) -> None:
+    """Raise `TokenError` for a token of which there can be no successor that works."""
+    if token.replaced_by:
+        raise TokenError(f"`{token.id}` was replaced by `{token.replaced_by}` already: rotate that one")
+    if token.status is TokenStatus.DISABLED:
+        raise TokenError(f"`{token.id}` is disabled: `gateway token enable {token.id}` first, or create another")
+    if expires_at is None and token.expires_at is not None and token.expires_at <= time.time():
+        raise TokenError(f"`{token.id}` has expired: say when the new one expires, as in `--expires 30d`")
+
+
+def _without_successor(token: Token, expires_at: int | None) -> Token:
+    """Return a token whose successor was deleted. It ends with the overlap, so the end of the next one must be given."""
+    if expires_at is None:
+        raise TokenError(
+            f"`{token.id}` was replaced by `{token.replaced_by}`, which was deleted: say when the new one expires, as --expires 30d"
+        )
+    return msgspec.structs.replace(token, replaced_by="")
+
+
+class TokenRecord(msgspec.Struct, frozen=True):
+    """A token with the digest of its secret."""
+
+    digest: bytes
+    token: Token
+
+    def replaced(self, **changes: object) -> TokenRecord:
+        """Return the record with other fields of the token."""
+        return TokenRecord(self.digest, msgspec.structs.replace(self.token, **changes))
+
+
+decode: Final = msgspec.json.Decoder(TokenRecord).decode
+
+
+def encode(record: TokenRecord) -> bytes:
+    """Return the bytes from which `decode` makes the same record."""
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    token = fields["token"]
+    for name in OPTIONAL:
+        token[name] = {field: value for field, value in token[name].items() if value is not None}
+        if not token[name]:
+            del token[name]
+    for name in LINKS:
+        if not token[name]:
+            del token[name]
+    return msgspec.json.encode(fields)
+
+
+def token_of(record: bytes) -> Token:
+    """Return the token of a record."""
+    return decode(record).token
+
+
+def tokens_key(account: str) -> str:
+    """Return the Redis key of an account's tokens."""
+    return f"gw:{{{account}}}:tokens"
+
+
+class Authenticated(msgspec.Struct, frozen=True):
+    """A valid token, its record in the store, and its account without the balance, which may have any status.
+
+    `text` is the token itself; `profile` is the account's status, group, models, limits and budgets as the store has them.
+    """
+
+    token: Token
+    account: Profile
+    record: bytes
+    text: str
+    profile: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"<Authenticated {self.token.id}>"
+
+
+class KnownTokens:
+    """The tokens that were read last, by their texts. The one that was read longest ago is forgotten first."""
+
+    def __init__(self) -> None:
+        self._by_text: OrderedDict[str, Authenticated] = OrderedDict()
+
+    def get(self, text: str) -> Authenticated | None:
+        """Return the remembered token with this text, or None. A token that has expired meanwhile is not returned."""
+        known = self._by_text.get(text)
+        if known is not None and known.token.expires_at is not None and known.token.expires_at <= time.time():
+            return None
+        return known
+
+    def add(self, read: Authenticated) -> None:
+        """Remember a token as it was just read from the store."""
+        self._by_text[read.text] = read
+        if len(self._by_text) > MOST:
+            self._by_text.popitem(last=False)
+
+    def replace(self, known: Authenticated, changed: Authenticated) -> None:
+        """Remember a change that this process made, unless something else was read since."""
+        if self._by_text.get(known.text) is known:
+            self._by_text[known.text] = changed
+
+    def forget(self, text: str) -> None:
+        """Forget the token with this text, if it is known."""
+        self._by_text.pop(text, None)
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._by_text.clear()
+
+    def __len__(self) -> int:
+        return len(self._by_text)
+
+    def __repr__(self) -> str:
+        return f"<KnownTokens {len(self)}>"

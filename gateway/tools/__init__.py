@@ -1,5 +1,4 @@
-"""What the commands do that serve no request: explain, doctor, exposure, ledger check, scaffold; prices against
-a catalogue, and bills against the usage log.
+"""Tools beside the requests: explain, doctor, the check of ledgers, prices against a catalogue, bills against the usage log.
 
-Imports `proxy`, `loading` and what lies below them.
+Imports `proxy` and what lies below it.
 """

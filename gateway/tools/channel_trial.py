@@ -1,23 +1,28 @@
-"""One small request to a channel's upstream, as an operator asks for it: past the chain, so that nothing is charged or recorded."""
+"""One small request to a channel's upstream, as an operator asks for it: past the chain, so that nothing is charged or recorded.
+
+`Diagnosis` is the result of one check of an upstream, or of `gateway doctor`.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
-from gateway.chat import error_objects
+from gateway.chat import upstream_errors
 from gateway.chat.dialect import ChatRequest, Dialect
 from gateway.config.channel import Channel
 from gateway.proxy.failure import of_answer, scrubbed
-from gateway.proxy.request_head import address_of, headers_and_query
-from gateway.tools.diagnosis import shown
+from gateway.proxy.pool import address_of, headers_and_query
 
 MAX_BYTES: Final = 64 * 1024
 """Of an answer, how much is read."""
 MAX_TOKENS: Final = 16
+
+MOST_SHOWN: Final = 200
+"""Characters of a text from outside that are shown."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -29,7 +34,7 @@ class Verdict(msgspec.Struct, frozen=True):
     text: str
 
 
-class Trial(NamedTuple):
+class ChannelCall(NamedTuple):
     """What is tried: a channel, the model's name there, one of the channel's credentials, if it has any, and its dialect."""
 
     channel: Channel
@@ -38,7 +43,7 @@ class Trial(NamedTuple):
     dialect: Dialect | None = None
 
 
-async def try_channel(trial: Trial) -> Verdict:
+async def try_channel(trial: ChannelCall) -> Verdict:
     """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
     channel, dialect, began = trial.channel, trial.dialect, time.monotonic()
     headers, query = headers_and_query(channel, dialect, trial.credential)
@@ -68,7 +73,7 @@ async def try_channel(trial: Trial) -> Verdict:
     return Verdict(good, status, took_ms, shown(scrubbed(text, channel.scrubbed)))
 
 
-def _body(trial: Trial) -> bytes:
+def _body(trial: ChannelCall) -> bytes:
     """Return a request in the terms of the upstream."""
     messages = [{"role": "user", "content": "Say hello"}]
     if trial.dialect is None:
@@ -82,12 +87,12 @@ def _body(trial: Trial) -> bytes:
     return msgspec.json.encode(raw)
 
 
-def _judged(response: ClientResponse, body: bytes, trial: Trial) -> tuple[bool, str]:
+def _judged(response: ClientResponse, body: bytes, trial: ChannelCall) -> tuple[bool, str]:
     """Return whether an answer is one that the gateway passes on, and a sentence about it."""
     status = response.status
     if trial.dialect is not None and status != 200:
         status, body = trial.dialect.error(status, body)
-    detail = error_objects.details(error_objects.decode(body))
+    detail = upstream_errors.details(upstream_errors.decode(body))
     if response.status == 200 and response.content_type == "text/event-stream":
         return True, "it streams"
     if response.status == 200:
@@ -106,3 +111,34 @@ async def _beginning(response: ClientResponse) -> bytes:
         if len(body) > MAX_BYTES:
             break
     return body[:MAX_BYTES]
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The result of one check. `code` names it for scripts. `remedy` says what to do where the verdict is not `well`."""
+
+    subject: str
+    verdict: Literal["well", "ill", "note"]
+    text: str
+    remedy: str = ""
+    code: str = ""
+
+
+def well(subject: str, text: str) -> Diagnosis:
+    """Return the result of a check that passed."""
+    return Diagnosis(subject, "well", text)
+
+
+def ill(subject: str, code: str, text: str, remedy: str) -> Diagnosis:
+    """Return the result of a check that failed: later ones depend on it."""
+    return Diagnosis(subject, "ill", text, remedy, code)
+
+
+def note(subject: str, code: str, text: str, remedy: str) -> Diagnosis:
+    """Return the result of a check that found something which may be wrong."""
+    return Diagnosis(subject, "note", text, remedy, code)
+
+
+def shown(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text from outside as it may be printed: without control characters, and not too long."""
+    short = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(character if character.isprintable() else "?" for character in short)

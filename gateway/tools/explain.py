@@ -1,28 +1,33 @@
-"""A dry run of the chain: each plugin explains what it would do with a request. Nothing is sent, held or counted."""
+"""A dry run of the chain: each plugin explains what it would do with a request. Nothing is sent, held or counted.
+
+The changes of a plugin to the request are the lines of a difference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import unified_diff
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from multidict import CIMultiDict
 
-from gateway.catalogue import MAX_ATTEMPTS
+from gateway.base.errors import GatewayError, Refused, as_refused
 from gateway.chain.chain import Chain
-from gateway.chain.editing import ExplainHooks
-from gateway.chain.entry import Entry
-from gateway.chain.failures import error_text, is_cancellation
+from gateway.chain.entry import Entry, error_text, is_cancellation
+from gateway.chain.request_hooks import ExplainHooks
 from gateway.chat.request import Body, BodyRules, check
 from gateway.chat.usage import Usage
-from gateway.errors import GatewayError, Refused, as_refused
-from gateway.exchange import Exchange, Operation, Request
-from gateway.facts import AskedFor, Route
-from gateway.tools.differences import differences
+from gateway.domain.catalogue import MAX_ATTEMPTS
+from gateway.domain.exchange import Exchange, Operation, Request
+from gateway.domain.facts import AskedFor, Route
+
+MOST_LINES: Final = 200
+MOST_CHARACTERS: Final = 400
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ExplainedRefusal(msgspec.Struct, frozen=True):
     """The error that the caller would get. `by` is the plugin that refuses, or empty for the core."""
 
     by: str
@@ -69,7 +74,7 @@ class Explanation(msgspec.Struct):
     plugins: list[Decision] = []
     channels: list[ChannelChoice] = []
     price: dict[str, Any] = {}
-    refusal: Refusal | None = None
+    refusal: ExplainedRefusal | None = None
 
 
 async def explain(
@@ -103,14 +108,16 @@ async def explain(
             refused = as_refused(error)
             message = refused.message or f"the plugin fails with {error_text(error)}"
             explanation.plugins.append(Decision(entry.name, "refuses", f"{refused.status} {refused.code}: {message}"))
-            explanation.refusal = explanation.refusal or Refusal(entry.name, refused.status, refused.code, message)
+            explanation.refusal = explanation.refusal or ExplainedRefusal(
+                entry.name, refused.status, refused.code, message
+            )
     explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
         usage = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
         explanation.channels = await _choices(route, usage)
         explanation.served = any(choice.verdict == "first" for choice in explanation.channels)
         if not explanation.served and explanation.refusal is None:
-            explanation.refusal = Refusal(
+            explanation.refusal = ExplainedRefusal(
                 "", 503, "model_unavailable", "No channel can serve this model at the moment."
             )
     if explanation.refusal is not None:
@@ -171,3 +178,26 @@ async def _last_resorts(route: Route, choices: list[ChannelChoice]) -> list[Chan
             choices[index] = msgspec.structs.replace(choices[index], verdict=verdict, text=text)
             verdict = "spare"
     return choices
+
+
+def differences(before: Mapping[str, msgspec.Raw], after: Mapping[str, msgspec.Raw]) -> list[str]:
+    """Return the lines that differ between two bodies: `-` for what was, `+` for what is. Long lines are cut, and many left out."""
+    lines = list(_changes(before, after))
+    left_out = [f"  ({len(lines) - MOST_LINES} more lines)"] if len(lines) > MOST_LINES else []
+    return [line[:MOST_CHARACTERS] + "..." * (len(line) > MOST_CHARACTERS) for line in lines[:MOST_LINES]] + left_out
+
+
+def _changes(before: Mapping[str, msgspec.Raw], after: Mapping[str, msgspec.Raw]) -> Iterator[str]:
+    for name in {**before, **after}:
+        if before.get(name) == after.get(name):
+            continue
+        compared = unified_diff(_lines(name, before), _lines(name, after), n=0, lineterm="")
+        yield from (line for line in compared if not line.startswith(("---", "+++", "@@")))
+
+
+def _lines(name: str, body: Mapping[str, msgspec.Raw]) -> list[str]:
+    """Return a field as lines of JSON, indented; none where the body does not have it."""
+    if name not in body:
+        return []
+    text = msgspec.json.format(bytes(body[name]), indent=2).decode()
+    return f"{name}: {text}".splitlines()

@@ -2,38 +2,45 @@
 
 1. **A row is one request, however often and in whatever order its arrival and its end are written.** An end closes a row
    once; only the presumed end (`gateway_crashed`) is replaced by an actual end that comes late.
-2. **The sums by day always equal the sum of the closed rows.** `writing` changes both in one transaction.
+2. **The sums by day always equal the sum of the closed rows.** `write` changes both in one transaction, in which a batch is added
+   up and written once for each group: many requests share one. The rows of an account are written side by side, so that its index
+   changes few pages, and a list of its requests reads few.
 3. **Each closing of a row has a place** in the table `ends`, in the order in which the ends became known, so that a reader
    can continue where it stopped.
 4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
-5. **A damaged file is set aside**, and a fresh one begun. One that cannot be written stops no other month. Files are checked on
-   the disk, too: the writer has pages in memory, and would go on with these.
+5. **A damaged file is set aside**: renamed, with nothing deleted, and a fresh one begun, so that the records of now are kept. One
+   that cannot be written stops no other month. Files are checked on the disk by a connection of its own, since the writer has
+   pages in memory, and would go on with these: `look` takes less than a millisecond and reads a few pages, one of them by chance;
+   `examine` reads all of them.
+6. **A file of an earlier version gets the columns that it lacks.** `unknown_costs` counts the requests whose cost is not known,
+   and which are therefore missing in the sums of costs and margins; all requests of an earlier version are such.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
+from uuid_utils import uuid7
 
-from gateway import durable
-from gateway.log import Logger
-from gateway.request_id import first_id
-from gateway.request_id import month as month_of
-from gateway.usage import tables
-from gateway.usage.checks import examine, look
-from gateway.usage.damage import SUFFIXES, SUSPECT, UnusableFile, named, set_aside
-from gateway.usage.record import Record
-from gateway.usage.tables import SELECT_OPEN, record_of
-from gateway.usage.writing import write
+from gateway.base import durable
+from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.ids import first_id
+from gateway.base.ids import month as month_of
+from gateway.base.log import Logger
+from gateway.domain.exchange import Outcome
+from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, OBJECTS, Record
 
 Result = TypeVar("Result")
 
@@ -41,13 +48,54 @@ log = Logger("gateway.usage.database")
 
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
-
 SETTINGS: Final = ("synchronous = FULL", "cache_size = -65536", "wal_autocheckpoint = 16000")
 """The pages of the indices are in 64 MiB of memory, and written to the file itself after 64 MiB of changes: most change often."""
 
-
 CHECK_S: Final = 10.0
 """How often the files are checked on the disk."""
+
+_DAY: Final = slice(len("2026-11-21"))
+_EMPTY: Final[dict[type, str]] = {list: "[]", dict: "{}"}
+_encode: Final = msgspec.json.Encoder().encode
+_LARGEST: Final = 2**63 - 1
+_place_of = attrgetter("account", "id")
+
+Known = tuple[int, str | None]
+"""The number of a row, and its outcome."""
+
+COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
+JSON_COLUMNS: Final = ("attempts", "changed_by", *OBJECTS)
+JSON_INDICES: Final = tuple(COLUMNS.index(name) for name in JSON_COLUMNS)
+_CHANGING_COLUMNS: Final = tuple(name for name in COLUMNS if name != "id")
+
+GROUP_COLUMNS: Final = ("account", "token_id", "model", "channel")
+GROUPS: Final = ("day", *GROUP_COLUMNS)
+"""What the sums are grouped by."""
+SUM_COLUMNS: Final = (
+    *("prompt_tokens", "cached_tokens", "cache_write_tokens", "completion_tokens"),
+    *("charge_micros", "cost_micros", "margin_micros"),
+)
+SUMS: Final = ("requests", "completed", *SUM_COLUMNS, "unknown_costs")
+
+TRIGGERS: Final = ("closed_at_once", "reopened", "closed")
+"""What kept the sums by day in an earlier version, which creates them again when it opens a file."""
+SELECT_KNOWN: Final = (
+    "SELECT requests.id, number, outcome FROM json_each(?) AS wanted CROSS JOIN requests ON requests.id = wanted.value"
+)
+_ADDING: Final = f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+
+_LAST: Final = "SELECT coalesce(max(number), 0) FROM requests"
+_SOME: Final = "SELECT * FROM requests WHERE number >= ? ORDER BY number LIMIT 1"
+
+MARK: Final = ".damaged-"
+SUFFIXES: Final = ("", "-wal", "-shm")
+"""What follows the name of a database in the names of its files."""
+
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_CUT: Final = sqlite3.SQLITE_IOERR_SHORT_READ
+
+SUSPECT: Final = ".suspect"
+"""What follows the name of a database in the name of an empty file with which a reader reports damage to the writer."""
 
 
 class UsageDatabase:
@@ -88,7 +136,7 @@ class UsageDatabase:
         return dropped
 
     def check(self) -> None:
-        """Set aside the files that are damaged on the disk: of those that readers report, and of those that are open here."""
+        """Examine the files that readers reported and the files that are open here; set aside each that is damaged on the disk."""
         if time.monotonic() - self._checked < CHECK_S:
             return
         self._checked = time.monotonic()
@@ -153,7 +201,7 @@ class UsageDatabase:
         file = sqlite3.connect(path, isolation_level=None, timeout=5)
         with contextlib.ExitStack() as failed:
             failed.callback(file.close)
-            tables.create(file)
+            create(file)
             for setting in SETTINGS:
                 file.execute(f"PRAGMA {setting}")
             if gone:
@@ -202,3 +250,295 @@ def _identity(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return 0
+
+
+_OUTCOME: Final = COLUMNS.index("outcome")
+_COST: Final = SUM_COLUMNS.index("cost_micros")
+_group_of = attrgetter(*GROUP_COLUMNS)
+_amounts_of = attrgetter(*SUM_COLUMNS)
+
+
+def write(file: sqlite3.Connection, arrivals: Iterable[Record], ends: Iterable[Record]) -> None:
+    """Write arrivals and ends of requests, each any number of times. An end closes a row once, but for a presumed one."""
+    ended = _ends(ends)
+    opened = {record.id: record for record in arrivals if record.id not in ended}
+    with _transaction(file):
+        known = _known(file, [*opened, *ended])
+        added = sorted((each for each in (*opened.values(), *ended.values()) if each.id not in known), key=_place_of)
+        numbers = dict(zip((record.id for record in added), count(_last_number(file) + 1), strict=False))
+        closed = [record for record in ended.values() if record.id not in known or _may_end(known[record.id])]
+        late = [record for record in closed if record.id in known]
+        numbers |= {record.id: known[record.id][0] for record in late}
+        replaced = [(numbers[record.id],) for record in late if known[record.id][1] is not None]
+        file.executemany(SUBTRACT_FROM_DAY, replaced)
+        file.executemany(INSERT, ((numbers[record.id], *_row(record)) for record in added))
+        file.executemany(UPDATE, ((*_row(record)[1:], numbers[record.id]) for record in late))
+        file.executemany("INSERT INTO ends (number) VALUES (?)", ((numbers[record.id],) for record in closed))
+        file.executemany(ADD_TO_DAY, _sums(closed))
+
+
+def _ends(ends: Iterable[Record]) -> Mapping[str, Record]:
+    """Return the end that counts of each request: the first one, or the first actual one where that is a presumed one."""
+    found: dict[str, Record] = {}
+    for record in ends:
+        if record.id not in found or found[record.id].outcome == Outcome.GATEWAY_CRASHED:
+            found[record.id] = record
+    return found
+
+
+def _known(file: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Known]:
+    """Return the number and the outcome of each of these requests that the file has."""
+    found = file.execute(SELECT_KNOWN, (msgspec.json.encode(ids).decode(),))
+    return {id: (number, outcome) for id, number, outcome in found}  # noqa: A001 - the field's name
+
+
+def _last_number(file: sqlite3.Connection) -> int:
+    (number,) = file.execute("SELECT coalesce(max(number), 0) FROM requests").fetchone()
+    return int(number)
+
+
+def _may_end(known: Known) -> bool:
+    return known[1] is None or known[1] == Outcome.GATEWAY_CRASHED
+
+
+def _sums(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:
+    """Yield the groups and the sums of requests that ended."""
+    groups: defaultdict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in ended:
+        groups[(record.arrived_at[_DAY], *_group_of(record))].append(record)
+    for group, records in groups.items():
+        amounts = list(zip(*map(_amounts_of, records), strict=True))
+        completed = sum(record.outcome == Outcome.COMPLETED for record in records)
+        sums = (_number(sum(filter(None, column))) for column in amounts)
+        yield (*group, len(records), completed, *sums, amounts[_COST].count(None))
+
+
+def _number(total: int) -> int | float:
+    """Return a sum as SQLite adds it up: one that is no integer of 64 bits is rounded."""
+    return total if -_LARGEST <= total <= _LARGEST else float(total)
+
+
+def _row(record: Record) -> list[Any]:
+    values = list(msgspec.structs.astuple(record))
+    values[_OUTCOME] = record.outcome and record.outcome.value  # a subclass of `str` is bound slowly
+    for index in JSON_INDICES:
+        if (value := values[index]) or not (text := _EMPTY.get(type(value))):
+            text = _encode(value).decode()
+        values[index] = text
+    return values
+
+
+@contextlib.contextmanager
+def _transaction(file: sqlite3.Connection) -> Iterator[None]:
+    file.execute("BEGIN IMMEDIATE")
+    try:
+        for name in TRIGGERS:
+            file.execute(f"DROP TRIGGER IF EXISTS {name}")
+        yield
+        file.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            file.execute("ROLLBACK")
+        raise
+
+
+def _type(column: str) -> str:
+    return "INTEGER" if column in (*NUMBERS, *NUMBERS_OR_NONE) else "TEXT"
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(_quoted(names))
+
+
+SCHEMA: Final = f"""
+PRAGMA journal_mode = WAL;
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS requests (
+    number INTEGER PRIMARY KEY,
+    {", ".join(f'"{name}" {_type(name)}' for name in COLUMNS)},
+    UNIQUE (id)
+);
+CREATE INDEX IF NOT EXISTS requests_of_account ON requests (account, id);
+CREATE INDEX IF NOT EXISTS requests_open ON requests (id) WHERE outcome IS NULL;
+CREATE INDEX IF NOT EXISTS requests_of_reference ON requests (reference, id) WHERE reference != '';
+CREATE TABLE IF NOT EXISTS days (
+    {", ".join(f"{name} TEXT" for name in GROUPS)},
+    {", ".join(f"{name} INTEGER" for name in SUMS)},
+    PRIMARY KEY ({", ".join(GROUPS)})
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ends (place INTEGER PRIMARY KEY, number INTEGER);
+COMMIT;
+"""
+
+INSERT: Final = f"INSERT INTO requests (number, {_names(COLUMNS)}) VALUES (?, {', '.join('?' * len(COLUMNS))})"  # noqa: S608
+UPDATE: Final = (
+    f"UPDATE requests SET {', '.join(f'{name} = ?' for name in _quoted(_CHANGING_COLUMNS))} "  # noqa: S608
+    "WHERE number = ?"
+)
+_INTO_DAYS: Final = f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)})"
+ADD_TO_DAY: Final = f"{_INTO_DAYS} VALUES ({', '.join('?' * len((*GROUPS, *SUMS)))}) {_ADDING}"
+"""Add to the sums of a day."""
+SUBTRACT_FROM_DAY: Final = (
+    f"{_INTO_DAYS} SELECT substr(arrived_at, 1, 10), {_names(GROUP_COLUMNS)}, "  # noqa: S608 - only constant names
+    f"-1, -(outcome = '{Outcome.COMPLETED}'), {', '.join(f'-coalesce({name}, 0)' for name in SUM_COLUMNS)}, "
+    f"-(cost_micros IS NULL) FROM requests WHERE number = ? {_ADDING}"
+)
+"""Take a closed row out of the sums of its day."""
+SELECT_OPEN: Final = (
+    f"SELECT {_names(COLUMNS)} FROM requests WHERE outcome IS NULL AND id < ? "  # noqa: S608
+    "AND coalesce(gateway, '') IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
+)
+
+
+def create(file: sqlite3.Connection) -> None:
+    """Create the tables where they are missing, and what is missing in those of an earlier version."""
+    present = columns(file, "requests")
+    if present and not present >= set(COLUMNS):
+        _add_missing(file)
+    file.executescript(SCHEMA)
+
+
+def columns(file: sqlite3.Connection, table: str) -> set[str]:
+    """Return the names of the columns that a table of a file has; none where there is no such table."""
+    return {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")}
+
+
+def selected(file: sqlite3.Connection, names: Sequence[str] = COLUMNS) -> str:
+    """Return a record's columns for a SELECT statement, with NULL in place of columns that a file of an earlier version lacks."""
+    present = columns(file, "requests")
+    return ", ".join(f'"{name}"' if name in present else f'NULL AS "{name}"' for name in names)
+
+
+def summed(file: sqlite3.Connection, names: Sequence[str] = SUMS) -> str:
+    """Return sums as a statement names them. In a file of an earlier version no cost is known."""
+    present = columns(file, "days")
+    lacking = {"unknown_costs": "sum(requests)"}
+    return ", ".join(f"sum({name})" if name in present else lacking.get(name, "0") for name in names)
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """Return the record of a row of `COLUMNS`. What an earlier version did not write has its default."""
+    values = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
+    for name in JSON_COLUMNS:
+        if name in values:
+            values[name] = msgspec.json.decode(values[name])
+    return msgspec.convert(values, Record)
+
+
+def _add_missing(file: sqlite3.Connection) -> None:
+    """Add the columns that are missing, in one transaction."""
+    file.execute("BEGIN IMMEDIATE")
+    try:
+        for name in _missing(file, "requests", COLUMNS):
+            file.execute(f'ALTER TABLE requests ADD COLUMN "{name}" {_type(name)}')
+        missing = _missing(file, "days", SUMS)
+        for name in missing:
+            file.execute(f"ALTER TABLE days ADD COLUMN {name} INTEGER DEFAULT 0")
+        if "unknown_costs" in missing:
+            file.execute("UPDATE days SET unknown_costs = requests")
+        file.execute("COMMIT")
+    except BaseException:
+        file.rollback()
+        raise
+
+
+def _missing(file: sqlite3.Connection, table: str, names: Iterable[str]) -> list[str]:
+    present = columns(file, table)
+    return [name for name in names if name not in present]
+
+
+def look(path: Path) -> None:
+    """Look for damage in a file: read its first page, its newest rows, and a random row."""
+    with contextlib.closing(connected(path)) as file:
+        if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone():
+            raise _damaged(path, "its tables are gone")
+        (last,) = file.execute(_LAST).fetchone()
+        for number in (last, random.randint(0, last)):  # noqa: S311 - no secret
+            file.execute(_SOME, (number,)).fetchone()
+        file.execute("SELECT max(place) FROM ends").fetchone()
+        file.execute("SELECT max(day) FROM days").fetchone()
+
+
+def examine(path: Path) -> None:
+    """Read all of a file. It takes seconds where that is large."""
+    with contextlib.closing(connected(path)) as file:
+        (result,) = file.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise _damaged(path, result)
+    look(path)
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    """Return a connection that only reads."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+
+
+def _damaged(path: Path, reason: str) -> UnusableFile:
+    return UnusableFile(f"{path} cannot be used: {reason}", damaged=True)
+
+
+class FilesUnusable(StoreAway):
+    """The files of the usage log cannot be read, and nothing else has what was asked for."""
+
+    event = "usage_files_unusable"
+
+
+class UnusableFile(GatewayError):
+    """A file of the usage log cannot be used; the message names it. `damaged`: its content is at fault."""
+
+    def __init__(self, message: str, *, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the decoding of a row raise into `UnusableFile`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        in_the_way = path.is_dir() or (path.is_symlink() and not path.exists())
+        code = getattr(error, "sqlite_errorcode", 0)
+        damaged = in_the_way or code & 0xFF in _DAMAGE or code == _CUT
+        raise UnusableFile(f"{path} cannot be used: {error}", damaged=damaged) from None
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise UnusableFile(f"{path} cannot be used: a row is unreadable: {error}") from None
+
+
+def report(path: Path) -> None:
+    """Report a database that a reader found damaged to its writer, which has its pages in memory and may not notice."""
+    with contextlib.suppress(OSError):
+        path.with_name(path.name + SUSPECT).touch()
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged database, and what belongs to it; return its path from now on. Raises `OSError`."""
+    aside = path.with_name(f"{path.name}{MARK}{uuid7()}")
+    rename(path, aside)
+    return aside
+
+
+def rename(path: Path, other: Path) -> None:
+    """Rename a database, and what belongs to it. Raises `OSError`."""
+    for suffix in SUFFIXES:
+        file = path.with_name(path.name + suffix)
+        if file.is_symlink() or file.exists():
+            file.rename(other.with_name(other.name + suffix))
+    durable.flush_folder(path.parent)
+
+
+def files_aside(folder: Path, month: str = "*") -> list[Path]:
+    """Return the databases that were set aside, of one month or of all, the oldest month first."""
+    return sorted(path for path in folder.glob(f"usage-{month}.sqlite{MARK}*") if not path.name.endswith(SUFFIXES[1:]))
+
+
+def lack(aside: Path) -> UnusableFile:
+    """Return the error for the requests that are in a file which was set aside."""
+    return UnusableFile(
+        f"{aside} was damaged and set aside: its requests are missing here until another gateway that has them fills the gap. "
+        f"Where there is none: what can be read of it is printed by `sqlite3 {aside.name} .recover`; then delete it"
+    )

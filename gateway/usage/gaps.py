@@ -1,11 +1,20 @@
-"""What a gateway does not have of the usage log: the times at which others removed entries that it had not read.
+"""Gaps of a gateway's usage log: times at which others removed entries that it had not read, and how late its files are.
 
-A gateway that was away for longer than the stream is kept knows from when to when entries are missing, keeps that on its
-disk, and names it in every answer that it may change.
+A gateway that was away for longer than the stream is kept knows from when to when entries are missing, keeps that on its disk,
+and names it in every answer that it may change. Beside the gaps the sink keeps which other gateways may have requests that they
+have not handed over (`Away`), so that a list says what it may lack without asking the store.
+
+How far the files are behind the store's log, and whether the sink still runs, is in the times of two empty files:
+
+1. **`reader.time` was changed when the sink last had all in its files that the stream had by then.** So a list knows without
+   asking the store what it may lack, whatever the reason: the sink hangs or has ended, the store is away, the disk is full.
+2. **`sink.lock` is changed at each turn of the sink**, also of one that fails. The parent process watches it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,11 +23,9 @@ from typing import Final
 
 import msgspec
 
-from gateway import durable
-from gateway.log import Logger
-from gateway.request_id import LAST_MS, utc
-from gateway.usage import lag
-from gateway.usage.away import Away
+from gateway.base import durable
+from gateway.base.ids import LAST_MS, utc
+from gateway.base.log import Logger
 
 FILE: Final = "reader.json"
 MAX_GAPS: Final = 50
@@ -31,6 +38,14 @@ LONGEST_MS: Final = DAY_MS
 LATE: Final = "the sink of this gateway has not read the log since then"
 
 log = Logger("gateway.usage.gaps")
+
+SETTLED_MS: Final = 10_000
+"""After its arrival, so long at most it takes until a request is in the stream, or in the spool of its gateway."""
+
+READ: Final = "reader.time"
+LOCK: Final = "sink.lock"
+LATE_MS: Final = 15_000
+"""From how long ago on an answer has a note. A sink that runs is a second behind, and a few where it has much to read."""
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +69,7 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reading(msgspec.Struct):
-    """What a gateway's folder says about its reading of the stream.
+    """State of a gateway's reading of the stream, as its folder has it.
 
     `position`: the id up to which the stream was read, or a little before; empty before the first time. `earlier`: gateways of
     the store that still had a stream of their own when last looked, as an earlier version has. `away`: what other gateways may
@@ -85,7 +100,7 @@ def merged(gaps: Iterable[Gap]) -> list[Gap]:
 
 
 def load(folder: Path) -> Reading:
-    """Return what a folder says; of a damaged file, that everything so far may be missing. Blocks."""
+    """Return the state in a folder; for a damaged file, a gap from the beginning until now. Blocks."""
     try:
         return msgspec.json.decode(durable.read(folder / FILE), type=Reading)
     except FileNotFoundError:
@@ -96,7 +111,7 @@ def load(folder: Path) -> Reading:
 
 
 def save(folder: Path, reading: Reading) -> None:
-    """Write what a folder says. Blocks; raises `OSError`."""
+    """Write the state to a folder. Blocks; raises `OSError`."""
     durable.make_folder(folder)
     durable.write(folder / FILE, msgspec.json.encode(reading))
 
@@ -113,7 +128,7 @@ def notes(
     ]
     if reading.earlier:
         found.append(f"requests of {len(reading.earlier)} gateways of an earlier version are in their own usage logs")
-    late = lag.late_since(folder)
+    late = late_since(folder)
     if late is not None and Gap(late, LAST_MS).touches(since_ms, until_ms):
         found.append(f"requests that arrived or ended after {utc(late)} may be missing here: {LATE}")
     away = (each for each in reading.away if Gap(*each.between_ms).touches(since_ms, until_ms))
@@ -143,3 +158,70 @@ def _number(entry: str) -> tuple[int, int]:
 
 def _day_ms(day: str | None) -> int | None:
     return None if day is None else round(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp() * 1000)
+
+
+class Away(msgspec.Struct, frozen=True, array_like=True):
+    """A gateway that may have records which are nowhere else. `name`: as in its records. `files`: those not handed over yet.
+
+    `forgotten_ms`: when an operator said that it has gone, else 0.
+    """
+
+    name: str
+    host: str
+    heard_ms: int
+    files: int = 0
+    forgotten_ms: int = 0
+
+    @property
+    def between_ms(self) -> tuple[int, int]:
+        """When a request arrived that it may have: with files to hand over, at any time before, too."""
+        return 0 if self.files else self.heard_ms - SETTLED_MS, self.forgotten_ms or LAST_MS
+
+    def note(self, *, with_host: bool = True) -> str:
+        """Return a sentence that names it. Callers do not learn its host."""
+        name = f"{self.host} ({self.name})" if with_host else self.name
+        heard = f"gateway {name} was last heard of at {utc(self.heard_ms)}"
+        if self.forgotten_ms:
+            return f"{heard} and forgotten at {utc(self.forgotten_ms)}: what it had then is lost"
+        return f"{heard}{held(self.files)}: requests of it may be missing here"
+
+
+def held(files: int) -> str:
+    """Return the words for files that a gateway had to hand over; empty where there were none."""
+    return f", and had {files} files to hand over" if files else ""
+
+
+def has_read(folder: Path, at_s: float) -> None:
+    """Note that all is in the files that the stream had at a time. Blocks; raises `OSError`."""
+    path = folder / READ
+    path.touch(mode=0o600)
+    os.utime(path, (at_s, at_s))
+
+
+def ended(folder: Path) -> None:
+    """Note that nothing more comes: no gateway is left that could write to the stream. Blocks; raises `OSError`."""
+    (folder / READ).unlink(missing_ok=True)
+
+
+def late_since(folder: Path) -> int | None:
+    """Return since when (ms) requests may be missing in the files; None where they are up to date. Blocks."""
+    at = _changed(folder / READ)
+    return None if at is None or time.time() * 1000 - at < LATE_MS else round(at)
+
+
+def turn(folder: Path) -> None:
+    """Note that the sink takes a turn."""
+    with contextlib.suppress(OSError):
+        os.utime(folder / LOCK)
+
+
+def last_turn(folder: Path) -> float | None:
+    """Return when the sink last took a turn; None where it never did."""
+    return _changed(folder / LOCK)
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime_ns / 1e6
+    except OSError:
+        return None

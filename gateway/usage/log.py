@@ -4,8 +4,11 @@
 2. **The stream is never cut to a length**: only sinks remove entries, after those of all gateways have written them. When the
    stream is full because no sink runs, new entries go to the spool, so that the store's memory is left to the balances.
 3. **A record may be written twice**: records with the same id are merged.
-4. **Every gateway of the store reads every entry**: there is one stream, which `reader` reads.
+4. **Every gateway of the store reads every entry**: there is one stream, which `gateway.usage.replication` reads.
 5. **What a store acknowledged and its successor lost is written again**: the end has all that the arrival had.
+6. **Ends that neither the store nor the disk accepts are kept in memory** until one of them does (`Unwritten`). Requests that
+   reached an upstream are charged, so their ends come first: what was refused is dropped when it needs more than its share of the
+   memory. While neither accepts anything, no request reaches an upstream, so the charged ones are few.
 """
 
 from __future__ import annotations
@@ -17,22 +20,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway import crash_points
-from gateway.errors import GatewayError, StoreAway
+from gateway.base import crash_points
+from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.log import Logger
 from gateway.store.client.client import Client, Script
-from gateway.store.client.replay_buffer import ReplayBuffer
-from gateway.store.client.step import Step
-from gateway.usage.coverage import Known
-from gateway.usage.installation import installation_of, short
-from gateway.usage.keys import STREAM
-from gateway.usage.late import note_late
+from gateway.store.client.durability import ReplayBuffer
+from gateway.store.client.steps import Step
 from gateway.usage.record import Record, encode, line_of
-from gateway.usage.search import Found, Search
-from gateway.usage.spool import Spool
-from gateway.usage.unwritten import Unwritten
+from gateway.usage.search import HandedOver, Search, SearchResult
+from gateway.usage.stream import STREAM, Spool, installation_of, note_late, short
 
 if TYPE_CHECKING:
     from gateway.usage.clickhouse import ClickHouse
+
 
 FIELD: Final = b"record"
 MAX_ENTRIES: Final = 200_000
@@ -45,6 +45,12 @@ _APPEND: Final = Script("append", "return redis.call('XADD', KEYS[1], '*', ARGV[
 
 MEASURE_S: Final = 1.0
 PAGE: Final = 1000
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_REFUSED_BYTES: Final = 8 * 1024 * 1024
+LOG_INTERVAL_S: Final = 10.0
+
+log = Logger("gateway.usage.unwritten")
 
 
 class UsageLog:
@@ -165,13 +171,13 @@ class UsageLog:
         record = await self._search.find(id)
         return record if record is None or account in (None, record.account) else None
 
-    async def ask(self, id: str, account: str | None = None) -> Found:  # noqa: A002
+    async def ask(self, id: str, account: str | None = None) -> SearchResult:  # noqa: A002
         """Do as `find`, and return also which gateways may know of a request that is not found. Raises `StoreAway`."""
         return await self._search.ask(id, account)
 
-    async def known(self) -> Known:
+    async def known(self) -> HandedOver:
         """Return what the gateways of the store have handed over by now. Raises `StoreAway`."""
-        return await self._search.coverage.known()
+        return await self._search.completeness.known()
 
     async def waiting(self) -> int:
         """Return how many entries of the stream the sink has not written yet. Raises `StoreAway`."""
@@ -245,3 +251,38 @@ class UsageLog:
             raise StoreAway(
                 f"the usage log can be written neither to the store nor to the disk ({error.strerror})"
             ) from None
+
+
+class Unwritten:
+    """The ends that one process keeps."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._dropped = 0
+        self._logged = -LOG_INTERVAL_S
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, record: Record, reason: str) -> None:
+        """Keep an end, and log that now and then."""
+        line = encode(record)
+        if self._bytes + len(line) > (MAX_BYTES if record.attempts or record.charge_micros else MAX_REFUSED_BYTES):
+            self._dropped += 1
+        else:
+            self._lines.append(line)
+            self._bytes += len(line)
+        if time.monotonic() - self._logged >= LOG_INTERVAL_S:
+            self._logged = time.monotonic()
+            log.error("records_not_written", reason=reason, in_memory=len(self._lines), dropped=self._dropped)
+
+    def take(self) -> list[bytes]:
+        """Return all lines, and keep none."""
+        lines, self._lines, self._bytes = self._lines, [], 0
+        return lines
+
+    def put_back(self, lines: list[bytes]) -> None:
+        """Keep lines again that could not be written."""
+        self._lines = lines + self._lines
+        self._bytes += sum(map(len, lines))

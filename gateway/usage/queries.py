@@ -1,6 +1,12 @@
 """Queries of the usage log's files. Readers never wait for the writer, nor the writer for them.
 
 All of it blocks: do not call it on an event loop.
+
+Lists of requests, page by page, and one account's own sums have two rules:
+
+1. **Every statement for an account selects by it**: a cursor or a filter only narrows what the account has. A record without an
+   account is nobody's.
+2. **A query reads a bounded number of rows**: a page ends after so many of them, also where few of them match.
 """
 
 from __future__ import annotations
@@ -8,19 +14,33 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from gateway.exchange import Outcome
-from gateway.log import Logger
-from gateway.request_id import first_id
-from gateway.request_id import month as month_of
-from gateway.usage.damage import UnusableFile, files_aside, lack
-from gateway.usage.database import months
-from gateway.usage.reading import collecting, lacks, merged, month_at, opened, select_rows
+import msgspec
+
+from gateway.base.ids import first_id, utc
+from gateway.base.ids import month as month_of
+from gateway.base.log import Logger
+from gateway.domain.exchange import Outcome
+from gateway.usage.database import (
+    COLUMNS,
+    SUMS,
+    UnusableFile,
+    columns,
+    connected,
+    files_aside,
+    lack,
+    months,
+    named,
+    path_of,
+    record_of,
+    report,
+    selected,
+    summed,
+)
 from gateway.usage.record import Record
-from gateway.usage.tables import SUMS, record_of, summed
 
 _SELECT_LAST_PLACE: Final = "SELECT coalesce(max(place), 0) FROM ends"
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
@@ -35,6 +55,19 @@ _AFTER_ALL_DAYS: Final = "9"
 _MONTH_OF_DAY: Final = slice(len("2026-11"))
 _NEWEST: Final = slice(-2, None)
 """The months that a tail reads."""
+
+MAX_SCANNED: Final = 5_000
+"""Rows of a page that are compared with its filters, for an account."""
+_FIRST_MONTH: Final = ""
+_LAST_MONTH: Final = "9"
+
+OWN_GROUPS: Final = ("day", "model", "token_id")
+"""What an account's sums are grouped by."""
+OWN_SUMS: Final = (
+    *("requests", "completed", "prompt_tokens", "cached_tokens", "cache_write_tokens", "completion_tokens"),
+    "charge_micros",
+)
+"""The sums that an account sees: no costs."""
 
 
 def find(folder: Path, id: str) -> Record | None:  # noqa: A002 - the field's name
@@ -196,3 +229,231 @@ def _reporting() -> Iterator[None]:
 def _sums(file: sqlite3.Connection, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:
     names = ", ".join([*by, summed(file)])
     return file.execute(f"SELECT {names} FROM days WHERE day >= ? AND day <= ?{terms}", days)  # noqa: S608
+
+
+class AllRequestsQuery(msgspec.Struct, frozen=True):
+    """Which of all requests are listed, also those that have not ended. `after`: only requests that arrived before this one.
+
+    `lowest` and `highest` are bounds of their ids, the second one exclusive. `reference` is a hash.
+    """
+
+    account: str | None = None
+    after: str = ""
+    lowest: str = ""
+    highest: str = _AFTER_ALL_IDS
+    token_id: str | None = None
+    model: str | None = None
+    channel: str | None = None
+    outcome: Outcome | None = None
+    error_code: str | None = None
+    operation: str | None = None
+    reference: str | None = None
+    always: ClassVar[str] = ""
+
+    @property
+    def scope(self) -> tuple[str, list[str]]:
+        """The condition that an index finds rows by, and its values."""
+        if self.reference is not None:
+            return "reference = ? AND reference != ''", [self.reference]
+        return ("1", []) if self.account is None else ("account = ?", [self.account])
+
+    @property
+    def filters(self) -> tuple[str, list[str]]:
+        """The further conditions, and their values."""
+        names = ("token_id", "model", "channel", "outcome", "error_code", "operation")
+        given = [(name, value) for name in names if (value := getattr(self, name)) is not None]
+        return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
+
+
+class RequestsQuery(msgspec.Struct, frozen=True):
+    """Which of an account's requests are listed. `reference` is a hash; `after`: only requests that arrived before this one."""
+
+    account: str
+    after: str = ""
+    model: str | None = None
+    outcome: Outcome | None = None
+    reference: str | None = None
+    operation: str | None = None
+    lowest: ClassVar[str] = ""
+    highest: ClassVar[str] = _AFTER_ALL_IDS
+    always: ClassVar[str] = " AND outcome IS NOT NULL"
+
+    @property
+    def scope(self) -> tuple[str, list[str]]:
+        """The condition that an index finds rows by, and its values."""
+        if self.reference is None:
+            return "account = ?", [self.account]
+        # The plus keeps SQLite from the index of accounts, the comparison lets it use that of references.
+        return "reference = ? AND reference != '' AND +account = ?", [self.reference, self.account]
+
+    @property
+    def filters(self) -> tuple[str, list[str]]:
+        """The further conditions, and their values."""
+        pairs = (("model", self.model), ("outcome", self.outcome), ("operation", self.operation))
+        given = [(column, value) for column, value in pairs if value is not None]
+        return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
+
+
+class RequestList(msgspec.Struct):
+    """A part of a list, newest first. `next`: the request after which the next part begins; empty where there is none."""
+
+    records: list[Record]
+    next: str = ""
+
+
+def page(
+    folder: Path,
+    wanted: RequestsQuery | AllRequestsQuery,
+    limit: int,
+    unusable: list[UnusableFile],
+    most: int | None = None,
+) -> RequestList:
+    """Return up to `limit` requests, newest first. It may be fewer, also where more follow: after `most` rows a page ends.
+
+    Of an account, those that have ended. Where a file cannot be read, its error is added to `unusable`, and its requests are left
+    out.
+    """
+    found, before, unread = RequestList([]), min(wanted.after or _AFTER_ALL_IDS, wanted.highest), most or MAX_SCANNED
+    first, last = _month(wanted.lowest, _FIRST_MONTH), _month(before, _LAST_MONTH)
+    for month in sorted(months(folder), reverse=True) if wanted.account != "" else ():
+        if not first <= month <= last:
+            continue
+        with collecting(unusable), opened(folder, month) as file:
+            if file is None or not _may_have(file, wanted):
+                continue
+            edge, scanned = _edge(file, wanted, before, unread)
+            found.records += _select(file, wanted, (edge or wanted.lowest, before), limit + 1 - len(found.records))
+            unread -= scanned
+            found.next = edge
+        if len(found.records) > limit:
+            del found.records[limit:]
+            found.next = found.records[-1].id
+        if found.next:
+            break
+    unusable += lacks(folder, first, last)
+    return found
+
+
+def own_sums(
+    folder: Path, account: str, by: Sequence[str], first: str, last: str, unusable: list[UnusableFile]
+) -> list[dict[str, Any]]:
+    """Return an account's sums of these days, both inclusive, by some of `OWN_GROUPS` and sorted by these.
+
+    `unusable` is as for `page`.
+    """
+    inside = {month: [day for day in _days(month) if first <= day <= last] for month in months(folder) if account}
+
+    def rows() -> Iterator[Sequence[Any]]:
+        for month, days in inside.items():
+            if days:
+                with collecting(unusable), opened(folder, month) as file:
+                    if file:
+                        yield from _sums_of_account(file, account, by, days)
+
+    found = merged(rows(), by, OWN_SUMS)
+    unusable += lacks(folder, first[:7], last[:7])
+    return found
+
+
+def _may_have(file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery) -> bool:
+    return wanted.reference is None or "reference" in columns(file, "requests")
+
+
+def _edge(
+    file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery, before: str, unread: int
+) -> tuple[str, int]:
+    """Return the request at which a page ends that is not full before, if any, and how many rows its filters may skip."""
+    if not wanted.filters[1]:
+        return "", 0
+    scope, values = wanted.scope
+    inner = f"SELECT id FROM requests WHERE {scope} AND id >= ? AND id < ? ORDER BY id DESC LIMIT ?"  # noqa: S608 - texts of ours
+    statement = f"SELECT coalesce(min(id), ''), count(*) FROM ({inner})"  # noqa: S608
+    edge, scanned = file.execute(statement, (*values, wanted.lowest, before, unread)).fetchone()
+    return (edge if scanned >= unread else ""), scanned
+
+
+def _select(
+    file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery, between: tuple[str, str], limit: int
+) -> list[Record]:
+    (scope, own), (conditions, values) = wanted.scope, wanted.filters
+    terms = f"WHERE {scope} AND id >= ? AND id < ?{wanted.always}{conditions} ORDER BY id DESC LIMIT ?"
+    return [record_of(row) for row in select_rows(file, terms, (*own, *between, *values, limit))]
+
+
+def _month(bound: str, otherwise: str) -> str:
+    """Return the month of a bound of ids, or `otherwise` where it is none."""
+    try:
+        return utc(int(bound[:8] + bound[9:13], 16))[:7]
+    except ValueError:
+        return otherwise
+
+
+def _sums_of_account(
+    file: sqlite3.Connection, account: str, by: Sequence[str], days: Sequence[str]
+) -> list[Sequence[Any]]:
+    names = ", ".join([*by, summed(file, OWN_SUMS)])
+    group = f" GROUP BY {', '.join(by)}" if by else ""
+    # Each day is looked up by itself: a row of the table begins with the day and the account.
+    marks = ", ".join("?" * len(days))
+    statement = f"SELECT {names} FROM days WHERE day IN ({marks}) AND account = ?{group}"  # noqa: S608 - names of ours only
+    return file.execute(statement, (*days, account)).fetchall()
+
+
+def _days(month: str) -> list[str]:
+    return [f"{month}-{number:02}" for number in range(1, 32)]
+
+
+@contextlib.contextmanager
+def opened(folder: Path, month: str) -> Iterator[sqlite3.Connection | None]:
+    """Open a month's file for reading; None where there is none, or it has no tables yet."""
+    path = path_of(folder, month)
+    if not (path.exists() or path.is_symlink()):
+        yield None
+        return
+    try:
+        with named(path), contextlib.closing(connected(path)) as file:
+            ready = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone()
+            yield file if ready else None
+    except UnusableFile as error:
+        if error.damaged:
+            report(path)
+        raise
+
+
+@contextlib.contextmanager
+def collecting(unusable: list[UnusableFile] | None) -> Iterator[None]:
+    """Add the error of a file that cannot be read to `unusable`; without such a list it is raised."""
+    try:
+        yield
+    except UnusableFile as error:
+        if unusable is None:
+            raise
+        unusable.append(error)
+
+
+def select_rows(
+    file: sqlite3.Connection, terms: str, values: Sequence[Any], before: str = "", names: Sequence[str] = COLUMNS
+) -> Iterator[Sequence[Any]]:
+    """Yield columns of the requests that these terms select."""
+    columns = selected(file, names)
+    return file.execute(f"SELECT {before}{columns} FROM requests {terms}", values)  # noqa: S608 - names of ours only
+
+
+def merged(rows: Iterable[Sequence[Any]], by: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Add up rows with groups and sums; return them sorted by the groups, without those of no request."""
+    totals: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in rows:
+        total = totals.setdefault(tuple(row[: len(by)]), dict.fromkeys(names, 0))
+        for name, value in zip(names, row[len(by) :], strict=True):
+            total[name] += value or 0
+    return [dict(zip(by, group, strict=True)) | totals[group] for group in sorted(totals) if totals[group]["requests"]]
+
+
+def lacks(folder: Path, first: str, last: str) -> list[UnusableFile]:
+    """Return an error for each file of these months that was set aside."""
+    return [lack(path) for path in files_aside(folder) if first <= path.name[len("usage-") :][:7] <= last]
+
+
+def month_at(ms: int) -> str:
+    """Return the month of a time in milliseconds since 1970."""
+    return utc(ms)[:7]

@@ -2,24 +2,73 @@
 
 A record is written twice, at arrival (`outcome` is None) and at the end; the two are merged by their id. It has no text that the
 caller chose, no path and no header, since any could be a token that was pasted in the wrong place; but for a model that is not in
-the catalogue, of which nothing is kept where it may be a secret (`gateway.usage.shown_name`). The upstream's usage object is kept
-as it came, without the channel's credentials and up to a few kilobytes.
+the catalogue, of which nothing is kept where it may be a secret (`shown_name`). The upstream's usage object is kept as it came,
+without the channel's credentials and up to a few kilobytes.
+
+**References** are names that a caller gives its requests, so that it finds them also where it never got the answer with their id.
+
+1. **Only a hash is kept**, for a caller may send anything as a reference.
+2. **The account is its key**: what two accounts name alike has different hashes, so nothing is found or compared across accounts.
+3. A reference may be that of many requests, such as those of one conversation.
+
+**A name that a caller made up** is kept short, without control characters, and with nothing that may be a secret: a caller may
+paste its token, or another service's key, where a name belongs. A name with the marks of one is not kept at all: a key is random,
+so that it has long runs of letters and digits, or changes often between digits, small and capital letters. A password made of
+words cannot be told from a name.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Annotated, Final, Literal
 
 import msgspec
+from multidict import MultiMapping, istr
 
-from gateway.exchange import Outcome
-from gateway.request_id import check_time
+from gateway.base.errors import Refused
+from gateway.base.ids import check_time
+from gateway.domain.exchange import Outcome
 
 MAX_NUMBER: Final = 2**53
 """No number of a record is larger, so that the sums of a file fit into the integers of SQLite."""
 
 Number = Annotated[int, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 NumberOrNone = Number | None
+
+encode: Final = msgspec.json.Encoder().encode
+OBJECTS: Final = ("price", "cost_price", "unavailable")
+"""Fields that are stored as JSON objects."""
+
+HEADER: Final = istr("X-Client-Request-Id")
+MAX_LENGTH: Final = 512
+DIGEST_BYTES: Final = 16
+ACCEPTED: Final = f"1 to {MAX_LENGTH} printable ASCII characters"
+
+MOST: Final = 128
+"""Characters that are kept."""
+LONG_RUN: Final = 20
+"""Letters and digits without a mark between them that no name of a model has."""
+MIXED_RUN: Final = 12
+MOST_CHANGES: Final = 3
+"""Changes of a run of `MIXED_RUN` that a name may have, such as those of `Mixtral8x7B`."""
+LARGEST_SHARE: Final = 4
+"""A text whose characters change more often than every fourth is random."""
+FEWEST: Final = 5
+"""Changes of a whole text, below which their share says nothing."""
+SHORT: Final = 12
+"""Letters and digits of a whole text, below which it is no key."""
+
+_RUN: Final = re.compile(r"[A-Za-z0-9]+")
+_CHANGE: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_MARKED: Final = re.compile(
+    r"\b(sk|pk|rk|gsk|xai|ghp|gho|hf|r8|glpat|nvapi|pplx|whsec|xox[abp])[-_](?=.{8})|\b(AIza|AKIA|ASIA|eyJ)|\bbearer\b|://"
+    r"|\b(token|secret|password|passwd|api[-_ ]?key)\s*[:=]"
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    re.IGNORECASE,
+)
+"""How keys begin, and what only stands beside one."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +99,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     are None where the cost of an attempt is not known. `cost_price` is the price of the last attempt. `upstream_usage` is the usage
     object that its upstream sent, `upstream_cost_micros` the cost that it stated, if any.
 
-    `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.reference`.
+    `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.record`.
     `requested_model` is the model that the caller named where the catalogue has no such model, or where a plugin chose another,
     else empty. `unavailable`: where no channel could be called, why not, in words by the channel's name. `changed_by`: the plugins
     that changed the request. `answered_by`: the plugin that answered in place of an upstream.
@@ -101,15 +150,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     answered_by: str = ""
 
 
-encode: Final = msgspec.json.Encoder().encode
 decode: Final = msgspec.json.Decoder(Record).decode
 """Decode a record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
 
-
 NUMBERS: Final = tuple(field.name for field in msgspec.structs.fields(Record) if field.type == Number)
 NUMBERS_OR_NONE: Final = tuple(field.name for field in msgspec.structs.fields(Record) if field.type == NumberOrNone)
-OBJECTS: Final = ("price", "cost_price", "unavailable")
-"""Fields that are stored as JSON objects."""
 
 
 def line_of(record: Record) -> bytes:
@@ -130,3 +175,54 @@ def checked(line: bytes) -> Record:
         raise ValueError("the record is nested too deeply") from None
     check_time(record.id)
     return record
+
+
+def is_reference(text: str) -> bool:
+    """Return whether a text can be a reference."""
+    return 0 < len(text) <= MAX_LENGTH and text.isascii() and text.isprintable()
+
+
+def reference_in(headers: Mapping[str, str]) -> str:
+    """Return the reference in the header `X-Client-Request-Id`; empty where there is none.
+
+    Raises `Refused` for one that cannot be kept, so that a caller does not rely on it.
+    """
+    text = headers.get(HEADER)
+    if text is None:
+        return ""
+    several = isinstance(headers, MultiMapping) and len(headers.getall(HEADER)) > 1
+    if several or not is_reference(text):
+        raise Refused(400, "invalid_request", f"Send one header {HEADER} with {ACCEPTED}, or leave it out.")
+    return text
+
+
+def hashed_reference(account: str, reference: str) -> str:
+    """Return the hash of a reference, which records have in its place: the same for the same account and reference."""
+    key = blake2b(account.encode(), digest_size=blake2b.MAX_KEY_SIZE).digest()
+    return blake2b(reference.encode(), key=key, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def shown_name(text: str) -> str:
+    """Return the text as a record may have it, or its length alone where it may be a secret."""
+    if not text:
+        return ""
+    if _may_be_secret(text[: 2 * MOST]):
+        return f"(hidden: {len(text)} characters that may be a secret)"
+    return "".join(map(_visible, text[:MOST]))[:MOST]
+
+
+def _may_be_secret(text: str) -> bool:
+    if _MARKED.search(text):
+        return True
+    letters = changes = 0
+    for run in _RUN.findall(text):
+        count = len(_CHANGE.findall(run))
+        if len(run) >= LONG_RUN or (len(run) >= MIXED_RUN and count > MOST_CHANGES):
+            return True
+        letters, changes = letters + len(run), changes + count
+    return letters >= SHORT and changes >= FEWEST and changes * LARGEST_SHARE >= letters
+
+
+def _visible(character: str) -> str:
+    """Return the character, or its escape where it is not seen or changes how others are: controls, bidirectional marks."""
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -5,6 +5,13 @@
 2. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends. The next sink
    begins where the last one had said that all is on the disk.
 3. **What was in the spool is handed over to the stream**, so that the other gateways have it, too.
+
+It also closes requests that never ended, as `gateway_crashed` (`Closing`):
+
+4. **A gateway closes its own requests alone**, and those of gateways that an operator has forgotten: a request that another one
+   received may still run there, or its end may wait in that one's spool.
+5. **Only when nothing waits that could be the end**, neither in the stream nor in the spool nor in a gap of the reading.
+6. **The end is written to the stream**, so that every gateway reads it. An actual end that comes late replaces it.
 """
 
 from __future__ import annotations
@@ -14,27 +21,28 @@ import contextlib
 import fcntl
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
+from gateway.base.errors import GatewayError, cannot_use
+from gateway.base.ids import arrival_ms
+from gateway.base.log import Logger
 from gateway.config.schema import Config
-from gateway.errors import GatewayError, cannot_use
-from gateway.log import Logger
-from gateway.store.client.client import Client
-from gateway.usage import lag
-from gateway.usage.closing import Closing
+from gateway.domain.exchange import Outcome
+from gateway.store.accounts import Accounts
+from gateway.store.client.client import Client, Script
+from gateway.store.money.wallet import Wallet
+from gateway.usage import gaps
 from gateway.usage.database import UsageDatabase, months_ago
-from gateway.usage.earlier import drain_earlier
-from gateway.usage.filling import Filling
-from gateway.usage.gateways import About
-from gateway.usage.late import OPEN, id_of, note_late
+from gateway.usage.gap_filling import Filling
+from gateway.usage.gaps import Gap
 from gateway.usage.log import FIELD, UsageLog
-from gateway.usage.reader import BATCH, Reader
 from gateway.usage.record import Record, checked, encode
-from gateway.usage.spool import write_lines
+from gateway.usage.replication import BATCH, About, Reader, gateways_of
+from gateway.usage.stream import EARLIER, OPEN, id_of, note_late, short, write_lines
 
 log = Logger("gateway.usage.sink")
 
@@ -48,6 +56,16 @@ HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
 FILL_S: Final = 1.0
 
+AT_ONCE: Final = 2000
+LOOKED_UP: Final = 200
+"""Requests without an end whose account is looked up, among all accounts, in one round."""
+
+EARLIER_AT_ONCE: Final = 2000
+_FIELD: Final = b"record"
+_DELETE_EMPTY: Final = Script(
+    "delete_empty", 'return redis.call("XLEN", KEYS[1]) == 0 and redis.call("DEL", KEYS[1]) or 0'
+)
+
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
     """Drain into the configuration's folder until `stop` is set, and then what is left, for a few seconds at
@@ -56,7 +74,7 @@ async def run(config: Config, url: str, stop: asyncio.Event) -> None:
     folder = config.data_path / "usage"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (folder / lag.LOCK).open("ab")
+        lock = (folder / gaps.LOCK).open("ab")
     except OSError as error:
         raise cannot_use(f"data: cannot use {error.filename or folder}", error) from None
     client = Client.connect(url, timeout_s=5, connections=1)
@@ -99,7 +117,7 @@ class Sink:
     async def run(self, stop: asyncio.Event) -> None:
         """Drain until `stop` is set, and then what is left."""
         while not stop.is_set():
-            lag.turn(self.usage.folder)
+            gaps.turn(self.usage.folder)
             if not await self.move_batch():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), PAUSE_S)
@@ -265,3 +283,57 @@ async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), PAUSE_S)
     return False
+
+
+class Closing:
+    """Finds the requests that never ended, for the gateway that is called `own` in its records."""
+
+    def __init__(self, client: Client, database: UsageDatabase, own: str) -> None:
+        self._client = client
+        self._wallet = Wallet(client)
+        self._database = database
+        self._own = own
+
+    async def ends(self, before_ms: int, gaps: Iterable[Gap]) -> list[Record]:
+        """Return ends for requests that arrived before `before_ms` and never ended, some at a time. Raises `StoreAway`."""
+        # Requests of an earlier version have no gateway; they were received by the one whose files these are.
+        gone = {
+            "",
+            self._own,
+            *(short(each.installation) for each in await gateways_of(self._client) if each.about.forgotten_ms),
+        }
+        open_ = self._database.open_requests(before_ms, gone, AT_ONCE)
+        lost = [record for record in open_ if not any(_may_have_end(gap, record) for gap in gaps)]
+        ended = await self._ends_of_holds(lost[:LOOKED_UP])
+        return [ended.get(record.id) or _closed(record) for record in lost]
+
+    async def _ends_of_holds(self, lost: list[Record]) -> dict[str, Record]:
+        """Return ends for those requests that held money: with the account, and what it was charged for them."""
+        ended: dict[str, Record] = {}
+        arrivals = {record.id: record for record in lost}
+        if arrivals:
+            async for account in Accounts(self._client).all():
+                for id, charged in (await self._wallet.ends(account.id, list(arrivals))).items():  # noqa: A001
+                    ended[id] = _closed(arrivals[id], account=account.id, charge_micros=charged)
+        return ended
+
+
+def _closed(arrival: Record, **changes: object) -> Record:
+    return msgspec.structs.replace(arrival, outcome=Outcome.GATEWAY_CRASHED, **changes)
+
+
+def _may_have_end(gap: Gap, record: Record) -> bool:
+    at = arrival_ms(record.id)
+    return gap.touches(at, at)
+
+
+async def drain_earlier(client: Client, installation: str, write: Callable[[list[bytes]], Awaitable[None]]) -> int:
+    """Move some entries of the stream of an installation with `write`; return how many. Raises `StoreAway`."""
+    stream = f"{EARLIER}{installation}"
+    entries = await client.call("XRANGE", stream, "-", "+", "COUNT", EARLIER_AT_ONCE) or []
+    if entries:
+        await write([fields[_FIELD] for _, fields in entries if _FIELD in fields])
+        await client.call("XDEL", stream, *(number for number, _ in entries))
+    else:
+        await client.run(_DELETE_EMPTY, [stream])
+    return len(entries)

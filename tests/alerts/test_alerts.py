@@ -14,13 +14,12 @@ from structlog.testing import capture_logs
 
 from gateway.alerts import alerts as module
 from gateway.alerts.alerts import MAX_WAITING, Alerts
-from gateway.alerts.event import LATE_MS, now_ms
-from gateway.alerts.outbox import Outbox
-from gateway.config.alerts import AlertKind, AlertSettings
-from gateway.errors import StoreAway
+from gateway.alerts.event import LATE_MS, Outbox, now_ms
+from gateway.base.errors import StoreAway
+from gateway.config.schema import AlertKind, AlertSettings
 from gateway.store.channels import ChannelReport, Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 
 SETTINGS = AlertSettings("http://127.0.0.1:9/", low_balance=Decimal(5))
 HEALTHY = ChannelStatus(Condition.HEALTHY, 0)

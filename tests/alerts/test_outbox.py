@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 from gateway.alerts import event
-from gateway.alerts.event import Claim, Entry
-from gateway.alerts.outbox import KEPT, Outbox
+from gateway.alerts.event import KEPT, EventClaim, Outbox, OutboxEntry
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 from tests.store.cluster import cluster
@@ -15,20 +14,22 @@ from tests.store.cluster import cluster
 HOUR_MS = 3_600_000
 
 
-def reach(level: int, key: str = "budget:a", end_ms: int | None = None) -> Claim:
+def reach(level: int, key: str = "budget:a", end_ms: int | None = None) -> EventClaim:
     made = event.budget_reached("alice", "", "day", level, 100, level, None)
-    return Claim("reach", key, made, level, event.now_ms() + HOUR_MS if end_ms is None else end_ms)
+    return EventClaim("reach", key, made, level, event.now_ms() + HOUR_MS if end_ms is None else end_ms)
 
 
-def down(channel: str = "a") -> Claim:
-    return Claim("begin", f"channel:{channel}", event.channel_down(channel), channel)
+def down(channel: str = "a") -> EventClaim:
+    return EventClaim("begin", f"channel:{channel}", event.channel_down(channel), channel)
 
 
-def up(channel: str = "a") -> Claim:
-    return Claim("end", f"channel:{channel}", event.channel_up(channel))
+def up(channel: str = "a") -> EventClaim:
+    return EventClaim("end", f"channel:{channel}", event.channel_up(channel))
 
 
-async def taken(outbox: Outbox, sender: str = "one", lease_ms: int = 10_000, count: int = 8) -> list[Entry] | None:
+async def taken(
+    outbox: Outbox, sender: str = "one", lease_ms: int = 10_000, count: int = 8
+) -> list[OutboxEntry] | None:
     return (await outbox.take(sender, lease_ms, count)).entries
 
 
@@ -96,7 +97,9 @@ async def test_what_is_not_due_is_not_taken(client: Client) -> None:
     outbox = Outbox(client)
     await outbox.claim(reach(50))
     (entry,) = await taken(outbox) or []
-    await outbox.report(Entry(entry.id, entry.type, entry.body, entry.created_ms, 1, "it answered 500"), "again", 100)
+    await outbox.report(
+        OutboxEntry(entry.id, entry.type, entry.body, entry.created_ms, 1, "it answered 500"), "again", 100
+    )
     assert await taken(outbox) == []
     await asyncio.sleep(0.15)
     (again,) = await taken(outbox) or []
@@ -153,7 +156,7 @@ async def test_a_cluster_keeps_all_of_it_in_one_slot(tmp_path: Path) -> None:
 
 async def _use_all(client: Client) -> None:
     outbox = Outbox(client)
-    for claim in (reach(50), down(), up(), Claim("join", "low", event.low_balance("a", 1, 2), "a")):
+    for claim in (reach(50), down(), up(), EventClaim("join", "low", event.low_balance("a", 1, 2), "a")):
         assert await outbox.claim(claim)
     for entry in await taken(outbox) or []:
         await outbox.report(entry, "given_up")

@@ -15,13 +15,11 @@ from structlog.testing import capture_logs
 
 from gateway.alerts import event
 from gateway.alerts import sender as module
-from gateway.alerts.event import Claim
-from gateway.alerts.outbox import Outbox
-from gateway.alerts.sender import MAX_OWN, Sender
+from gateway.alerts.event import EventClaim, Outbox
+from gateway.alerts.sender import MAX_OWN, Sender, Webhook
 from gateway.alerts.signature import sign
-from gateway.alerts.webhook import Webhook
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from tests.alerts.receiver import NEVER, OK, SECRET, Receiver, answer, receiving
 from tests.patience import PATIENCE_S, wait_until
 from tests.store.conftest import own_store
@@ -33,9 +31,9 @@ ERROR = answer(500)
 FAST_S = 0.05
 
 
-def credential(number: int = 0) -> Claim:
+def credential(number: int = 0) -> EventClaim:
     made = event.credential_refused("a", number, 99)
-    return Claim("reach", f"credential:a:{number}", made, 1, event.now_ms() + 3_600_000)
+    return EventClaim("reach", f"credential:a:{number}", made, 1, event.now_ms() + 3_600_000)
 
 
 @asynccontextmanager
@@ -152,8 +150,8 @@ async def test_when_one_gateway_stops_the_other_goes_on_at_once(client: Client) 
 
 async def test_an_up_waits_for_its_down(client: Client) -> None:
     async with receiving(ERROR, ERROR, OK) as receiver, sending(client, receiver.url):
-        await Outbox(client).claim(Claim("begin", "channel:a", event.channel_down("a"), "a"))
-        await Outbox(client).claim(Claim("end", "channel:a", event.channel_up("a")))
+        await Outbox(client).claim(EventClaim("begin", "channel:a", event.channel_down("a"), "a"))
+        await Outbox(client).claim(EventClaim("end", "channel:a", event.channel_up("a")))
         await empty(client)
     assert receiver.types == ["channel.down"] * 3 + ["channel.up"]
 
@@ -181,7 +179,7 @@ async def test_the_pause_grows_up_to_an_hour_and_varies(client: Client) -> None:
     first = event.entry_of(event.test("here"))
     pauses = []
     for attempts in range(20):
-        entry = event.Entry(first.id, first.type, first.body, first.created_ms, attempts)
+        entry = event.OutboxEntry(first.id, first.type, first.body, first.created_ms, attempts)
         tried, pause = await sender._attempt(webhook, entry)
         assert pause is not None
         assert tried.attempts == attempts + 1
@@ -196,7 +194,7 @@ async def test_a_store_that_is_away_and_back_is_sent_from_memory(
     own_store: Callable[[], EmbeddedStore],
 ) -> None:
     store = own_store()
-    client = Client.connect(store.url, timeout_s=0.5)
+    client = Client.connect(store.url, timeout_s=5)
     async with receiving() as receiver, sending(client, receiver.url, away_after_s=0.2):
         await Outbox(client).claim(credential())
         await empty(client)
@@ -213,7 +211,7 @@ async def test_the_events_of_the_store_keep_their_order_and_are_repeated(
     own_store: Callable[[], EmbeddedStore],
 ) -> None:
     store = own_store()
-    client = Client.connect(store.url, timeout_s=0.5)
+    client = Client.connect(store.url, timeout_s=5)
     async with receiving(ERROR, ERROR, OK) as receiver, sending(client, receiver.url, away_after_s=0.1) as sender:
         await wait_until(lambda: sender._failing_since is None)
         store.stop()
@@ -249,7 +247,7 @@ async def test_what_was_sent_while_the_store_went_away_is_not_sent_again_by_the_
     own_store: Callable[[], EmbeddedStore],
 ) -> None:
     store = own_store()
-    client = Client.connect(store.url, timeout_s=0.5)
+    client = Client.connect(store.url, timeout_s=5)
     receiver = StoppingReceiver(store.stop)
     await receiver.start()
     async with sending(client, receiver.url, away_after_s=60) as sender:
@@ -304,6 +302,6 @@ async def test_a_stop_does_not_wait_for_a_receiver_that_does_not_answer(
 
 
 def test_a_round_of_attempts_takes_less_than_the_lease() -> None:
-    from gateway.alerts.webhook import TOTAL_S
+    from gateway.alerts.sender import TOTAL_S
 
     assert module.LEASE_S > 2 * TOTAL_S

@@ -10,8 +10,8 @@ from shutil import which
 import pytest
 
 from gateway.alerts.signature import VARIABLE, new_secret, secrets_of, sign
+from gateway.base.errors import Misconfigured
 from gateway.config.schema import Config
-from gateway.errors import Misconfigured
 from tests.alerts.receiver import SECRET
 
 KEY = b64decode(SECRET.removeprefix("whsec_"))

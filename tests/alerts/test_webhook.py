@@ -12,8 +12,8 @@ from base64 import b64decode
 import pytest
 import trustme
 
+from gateway.alerts.sender import MAX_SHOWN, Delivery, Webhook
 from gateway.alerts.signature import sign
-from gateway.alerts.webhook import MAX_SHOWN, Answer, Webhook
 from tests.alerts.receiver import NEVER, OK, SECRET, answer, closed_port, receiving
 from tests.patience import PATIENCE_S
 
@@ -22,7 +22,7 @@ SHORT_S = 0.3
 """How long attempts that fail may take here."""
 
 
-async def post(url: str, *, total_s: float = PATIENCE_S) -> Answer:
+async def post(url: str, *, total_s: float = PATIENCE_S) -> Delivery:
     webhook = Webhook(url, [KEY], total_s=total_s)
     try:
         return await webhook.post("msg_1", b'{"a": 1}')
@@ -32,7 +32,7 @@ async def post(url: str, *, total_s: float = PATIENCE_S) -> Answer:
 
 async def test_the_body_is_signed_with_the_time_of_the_attempt() -> None:
     async with receiving(OK) as receiver:
-        assert await post(receiver.url) == Answer(204)
+        assert await post(receiver.url) == Delivery(204)
     (got,) = receiver.got
     timestamp = int(got.headers["webhook-timestamp"])
     assert abs(time.time() - timestamp) < PATIENCE_S
@@ -70,10 +70,10 @@ async def test_a_receiver_that_never_answers_gets_its_time_and_no_more() -> None
 
 
 async def test_a_body_that_never_ends_does_not_hide_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.alerts.webhook.BODY_S", SHORT_S)
+    monkeypatch.setattr("gateway.alerts.sender.BODY_S", SHORT_S)
     endless = b"HTTP/1.1 200 Any\r\nContent-Length: 10\r\n\r\n"
     async with receiving(endless, hold=True) as receiver:
-        assert await post(receiver.url) == Answer(200)
+        assert await post(receiver.url) == Delivery(200)
 
 
 async def test_of_a_huge_body_only_the_beginning_is_read() -> None:
@@ -83,7 +83,7 @@ async def test_of_a_huge_body_only_the_beginning_is_read() -> None:
         got = await post(receiver.url)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert got == Answer(200, body="x" * MAX_SHOWN)
+    assert got == Delivery(200, body="x" * MAX_SHOWN)
     assert peak < 8 * 1024 * 1024
     assert receiver.sent < len(body), "the receiver could not send all of it"
 

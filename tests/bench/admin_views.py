@@ -21,15 +21,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.admin.actions import channels, requests, usage
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.requests import Filters, Requests
+from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.pages import revenue
+from gateway.chain.services import Store
 from gateway.config.schema import load
-from gateway.exchange import Outcome
-from gateway.management import channels, requests, usage
-from gateway.management.desk import Actor, LocalDesk
-from gateway.management.requests import Filters, Requests
-from gateway.management.usage import Wanted
-from gateway.services import Store
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.domain.exchange import Outcome
+from gateway.store.embedded import EmbeddedStore
 from gateway.usage.database import UsageDatabase, months, path_of
 from gateway.usage.record import Record
 from tests.bench.usage_log import tell
@@ -114,7 +114,7 @@ def day(ago: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * 86_400))
 
 
-async def measure(desk: LocalDesk) -> None:
+async def measure(desk: LocalClient) -> None:
     database = UsageDatabase(desk.usage_folder)
 
     async def ask(title: str, work: Callable[[], Awaitable[object]]) -> None:
@@ -141,25 +141,27 @@ async def measure(desk: LocalDesk) -> None:
     await ask("the story of one request", partial(requests.trace, desk, newest.id))
     month = day(DAYS - 1)
     sums = {
-        "by day": Wanted(),
-        "by day, 30 days": Wanted(since=month),
-        "by account, the first 1000": Wanted(by="account", since=month),
-        "by account, the 200 largest": Wanted(by="account", since=month, sort="charge_micros", limit=200),
-        "by account, since 30d": Wanted(by="account", since="30d", sort="charge_micros", limit=200),
-        "by model": Wanted(by="model", since=month),
-        "by channel": Wanted(by="channel", since=month),
-        "by outcome, error": Wanted(by="outcome,error", since=month),
-        "by hour": Wanted(by="hour", since=day(7)),
-        "by hour, error, 24h": Wanted(by="hour,error", since="24h"),
-        "by group": Wanted(by="group", since=month),
-        "by model, outcome of an account": Wanted(by="model,outcome", since=month, account="account7"),
-        "by day of a large account": Wanted(by="day", since=month, account=LARGE),
-        "by token of an account": Wanted(by="token", since=month, account=LARGE),
-        "by account, model, channel": Wanted(by="account,model,channel", since=month, sort="charge_micros", limit=200),
-        "by day, account, model, channel, 200": Wanted(by="day,account,model,channel", since=month, limit=200),
-        "... the 200 largest": Wanted(by="day,account,model,channel", since=month, sort="margin_micros", limit=200),
-        "... 10,000": Wanted(by="day,account,model,channel", since=month, limit=10_000),
-        "... of one day": Wanted(by="day,account,model,channel", since=day(3), until=day(3), limit=10_000),
+        "by day": SumsQuery(),
+        "by day, 30 days": SumsQuery(since=month),
+        "by account, the first 1000": SumsQuery(by="account", since=month),
+        "by account, the 200 largest": SumsQuery(by="account", since=month, sort="charge_micros", limit=200),
+        "by account, since 30d": SumsQuery(by="account", since="30d", sort="charge_micros", limit=200),
+        "by model": SumsQuery(by="model", since=month),
+        "by channel": SumsQuery(by="channel", since=month),
+        "by outcome, error": SumsQuery(by="outcome,error", since=month),
+        "by hour": SumsQuery(by="hour", since=day(7)),
+        "by hour, error, 24h": SumsQuery(by="hour,error", since="24h"),
+        "by group": SumsQuery(by="group", since=month),
+        "by model, outcome of an account": SumsQuery(by="model,outcome", since=month, account="account7"),
+        "by day of a large account": SumsQuery(by="day", since=month, account=LARGE),
+        "by token of an account": SumsQuery(by="token", since=month, account=LARGE),
+        "by account, model, channel": SumsQuery(
+            by="account,model,channel", since=month, sort="charge_micros", limit=200
+        ),
+        "by day, account, model, channel, 200": SumsQuery(by="day,account,model,channel", since=month, limit=200),
+        "... the 200 largest": SumsQuery(by="day,account,model,channel", since=month, sort="margin_micros", limit=200),
+        "... 10,000": SumsQuery(by="day,account,model,channel", since=month, limit=10_000),
+        "... of one day": SumsQuery(by="day,account,model,channel", since=day(3), until=day(3), limit=10_000),
     }
     for title, wanted in sums.items():
         await ask(f"sums {title}", partial(usage.summary, desk, query=wanted))
@@ -167,7 +169,7 @@ async def measure(desk: LocalDesk) -> None:
     database.close()
 
 
-async def first_lines(desk: LocalDesk) -> None:
+async def first_lines(desk: LocalClient) -> None:
     began = time.perf_counter()
     file, lines = await usage.export(desk, query=Filters()), 0
     async for piece in file.pieces:
@@ -184,7 +186,7 @@ async def run(folder: Path, store_folder: Path) -> None:
     loaded = load(file)
     try:
         async with Store.open(loaded.config, store.url) as opened:
-            desk = LocalDesk(loaded, opened, Actor("bench"))
+            desk = LocalClient(loaded, opened, Actor("bench"))
             began = time.perf_counter()
             await revenue.warm(desk)
             tell("added up at the start: s", time.perf_counter() - began)

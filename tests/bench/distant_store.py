@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gateway.store.client.embedded import SETTINGS, find_server
+from gateway.store.embedded import SETTINGS, find_server
 from tests.bench.process import listens, running
 from tests.cli.processes import free_port
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from tests.bench.bench import Bench
 from tests.bench.gateways import Ours
 from tests.bench.machine import busy, commit, machine, now_utc, versions

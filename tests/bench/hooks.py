@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from tests.bench import one_hook
 from tests.bench.instructions import PATIENCE_S, ROUNDS, WARM, Figures, Worker, missing, repeat
 from tests.bench.machine import commit, machine, now_utc

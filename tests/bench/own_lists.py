@@ -22,7 +22,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from gateway import Outcome, hashed_reference
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase, months, path_of

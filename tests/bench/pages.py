@@ -16,20 +16,19 @@ from typing import Final
 
 from aiohttp import ClientSession, CookieJar
 
-from gateway.admin.app import Admin
-from gateway.admin.callers import Callers
+from gateway.admin.actions import accounts, links, requests
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.links import AdminToken, token_of
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.actions.requests import Requests
+from gateway.admin.http.app import Admin, Callers
+from gateway.admin.http.port import serving
 from gateway.admin.pages.pages import Pages
-from gateway.admin.port import serving
+from gateway.chain.services import Store
 from gateway.config.schema import load
-from gateway.management import accounts, links, requests
-from gateway.management.accounts import NewAccount
-from gateway.management.admin_token import AdminToken, token_of
-from gateway.management.desk import Actor, LocalDesk
-from gateway.management.requests import Requests
 from gateway.metrics.exporter import Exporter
-from gateway.services import Store
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.management_tokens import ManagementTokens
+from gateway.store.embedded import EmbeddedStore
 from gateway.usage.database import UsageDatabase, months
 from tests.bench.admin_views import ACCOUNTS, LARGE, fill, heading, timed
 
@@ -44,7 +43,7 @@ plugins: [{{use: usage-logger}}]
 """
 
 
-async def make_accounts(desk: LocalDesk) -> None:
+async def make_accounts(desk: LocalClient) -> None:
     names = [LARGE, *(f"account{number}" for number in range(ACCOUNTS))]
     for first in range(0, len(names), AT_ONCE):
         made = (accounts.create(desk, body=NewAccount(id=name)) for name in names[first : first + AT_ONCE])
@@ -60,8 +59,8 @@ async def measure(folder: Path, url: str) -> None:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(loaded.config, url))
 
-        def desk_of(actor: Actor, key: str) -> LocalDesk:
-            return LocalDesk(loaded, store, actor, key)
+        def desk_of(actor: Actor, key: str) -> LocalClient:
+            return LocalClient(loaded, store, actor, key)
 
         desk = desk_of(Actor("bench"), "")
         await make_accounts(desk)

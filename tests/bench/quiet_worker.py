@@ -18,9 +18,9 @@ from typing import Any
 import uvloop
 
 from gateway.config.schema import load
-from gateway.proxy import turns
+from gateway.proxy import scheduler
 from gateway.runtime import logs, worker
-from gateway.server import pipeline
+from gateway.server import protocol
 
 otel: ModuleType | None
 try:
@@ -44,7 +44,7 @@ class Loop(uvloop.Loop):
 
 def slow_down(*_: object) -> None:
     Loop.slowed = SLOWED
-    for names in (vars(pipeline), vars(turns)):
+    for names in (vars(protocol), vars(scheduler)):
         names["TURN_S"] = SLOWED * names.get("TURN_S", 0.0)  # an earlier commit, which is compared, has none
     if otel is not None:
         vars(otel)["EVERY_MS"] = SLOWED * 1000  # batches are sent when they are full, however slow the requests are

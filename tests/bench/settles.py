@@ -18,9 +18,8 @@ from uuid_utils import uuid7
 
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.money.archive import Archive
-from gateway.store.money.archiver import Archiver
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.money.archive import Archive, Archiver
 from gateway.store.money.scripts import keys_of
 from gateway.store.money.wallet import Wallet
 

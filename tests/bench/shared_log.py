@@ -20,11 +20,11 @@ from pathlib import Path
 import msgspec
 
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.usage.keys import STREAM
+from gateway.store.embedded import EmbeddedStore
 from gateway.usage.log import FIELD, UsageLog
-from gateway.usage.reader import position_of
 from gateway.usage.record import encode
+from gateway.usage.replication import position_of
+from gateway.usage.stream import STREAM
 from tests.bench.usage_log import MODELS, start_sink, stop, tell
 from tests.records import arrival, end
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.usage import queries
 from gateway.usage.database import months, path_of
 from gateway.usage.log import UsageLog

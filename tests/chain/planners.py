@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway import Exchange, Plugin, Reply, Route, Script, Services, Step
+from gateway.base.errors import GatewayError
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
-from gateway.errors import GatewayError
 from gateway.testing import services
 
 APPEND = Script("append", "return redis.call('RPUSH', KEYS[1], ARGV[1])")

@@ -13,10 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services
-from gateway.chain.chain import Chain
+from gateway.base.errors import GatewayError, Misconfigured, StoreAway
+from gateway.chain.chain import Chain, warnings
 from gateway.chain.entry import Entry
-from gateway.chain.order import warnings
-from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.testing import exchange, services
 from tests.patience import PATIENCE_S
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.chain.dialects import dialects_of, provider_of
+from gateway.base.errors import Misconfigured
+from gateway.chain.chain import dialects_of, provider_of
 from gateway.chain.entry import Entry
+from gateway.chain.plugin import Plugin
 from gateway.chat.dialect import Dialect
-from gateway.errors import Misconfigured
-from gateway.plugin import Plugin
 
 
 class Good(Dialect):

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from gateway import Caller, Exchange, Plugin, Refused, Route, Step
+from gateway.base.errors import GatewayError
 from gateway.chain.chain import Chain
-from gateway.chain.editing import ExplainHooks
 from gateway.chain.entry import Entry
-from gateway.chain.request_hooks import RequestHooks
-from gateway.errors import GatewayError
+from gateway.chain.request_hooks import ExplainHooks, RequestHooks
 from gateway.testing import exchange
 from plugins.model_routing import ModelRouting
 

@@ -16,7 +16,7 @@ from gateway import Exchange
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import exchange
 from tests.chain.planners import FAIL, STOP, WRONG_STEPS, Planner, Waiter, ran, started
 from tests.patience import PATIENCE_S, wait_until

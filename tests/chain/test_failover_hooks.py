@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from gateway import Exchange, Plugin, Refused
+from gateway.base.errors import StoreAway
+from gateway.chain.end_hooks import may_fail_over
 from gateway.chain.entry import Entry
-from gateway.chain.failover_hooks import may_fail_over
-from gateway.errors import StoreAway
 from gateway.testing import exchange
 
 REFUSED = Refused(402, "insufficient_balance", "Top up.")

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from gateway import Exchange, Plugin
-from gateway.chain.entry import Entry
-from gateway.chain.failures import describe_error, origin_of
+from gateway.chain.entry import Entry, describe_error, origin_of
 from gateway.testing import exchange
 
 HERE = str(Path(__file__))

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway import Exchange, Plugin, Reply, Route
-from gateway.chain.entry import Entry
-from gateway.chain.hooks import HOOKS, api_of, may_answer, wrong_facts, wrong_hooks
-from gateway.chain.order import warnings
+from gateway.chain.chain import warnings
+from gateway.chain.entry import HOOKS, Entry, api_of, may_answer, wrong_facts, wrong_hooks
 from tests import faulty
 from tests.faulty import Answers, Blocks, Good, Misspelt, NamesFacts, TakesTooLittle, Waits
 

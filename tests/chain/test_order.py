@@ -7,9 +7,9 @@ from typing import ClassVar
 import pytest
 
 from gateway import Caller, Exchange, Plugin, Route
+from gateway.base.errors import Misconfigured
+from gateway.chain.chain import check_order
 from gateway.chain.entry import Entry
-from gateway.chain.order import check_order
-from gateway.errors import Misconfigured
 from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Exchange, Refused, Step
+from gateway.base.errors import Misconfigured, StoreAway, StoreError
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
-from gateway.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client.client import Client
 from gateway.testing import exchange
 from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Routes, Waiter, ran, started

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway import Plugin, Route, Services
+from gateway.base.errors import Misconfigured
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
-from gateway.errors import Misconfigured
 from gateway.testing import services
 from tests.patience import wait_until
 

@@ -8,9 +8,9 @@ from itertools import chain
 import msgspec
 import pytest
 
-from gateway.chat import bounds
-from gateway.chat.bounds import check_bounds, check_encoding
-from gateway.errors import Refused
+from gateway.base.errors import Refused
+from gateway.chat import prompt
+from gateway.chat.prompt import check_bounds, check_encoding
 
 TEXTS = ['"', "\\", "[{", "}]", '\\"', "ä€😀", "x", "\\\\", ""]
 
@@ -27,7 +27,7 @@ def nested(depth: int, random: random.Random) -> object:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 64])
 def test_the_depth_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(bounds, "WINDOW", window)
+    monkeypatch.setattr(prompt, "WINDOW", window)
     chance = random.Random(window)
     for _ in range(40):
         depth = chance.randint(1, 8)
@@ -38,9 +38,9 @@ def test_the_depth_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, window:
 
 
 def test_too_many_brackets_and_strings_are_refused_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "WINDOW", 64)
-    monkeypatch.setattr(bounds, "MAX_BRACKETS", 10)
-    monkeypatch.setattr(bounds, "MAX_STRINGS", 10)
+    monkeypatch.setattr(prompt, "WINDOW", 64)
+    monkeypatch.setattr(prompt, "MAX_BRACKETS", 10)
+    monkeypatch.setattr(prompt, "MAX_STRINGS", 10)
     list(check_bounds(b"[%b]" % b",".join([b"[]"] * 9), 2))
     with pytest.raises(Refused, match="10 arrays and objects"):
         list(check_bounds(b"[%b]" % b",".join([b"[]"] * 1000), 2))
@@ -51,7 +51,7 @@ def test_too_many_brackets_and_strings_are_refused_before_the_end(monkeypatch: p
 
 @pytest.mark.parametrize("window", [5, 6, 7, 8])
 def test_the_encoding_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(bounds, "WINDOW", window)
+    monkeypatch.setattr(prompt, "WINDOW", window)
     good = "aä€😀".encode() * 5
     list(check_encoding(good))
     for at, bad in chain(((at, b"\xff") for at in range(len(good))), ((at, b"\x80") for at in range(len(good)))):

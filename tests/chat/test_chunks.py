@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.chat.chunks import completion_id, id_text, read
+from gateway.chat.sse import completion_id, id_text, read
 
 ROLE = b'"choices":[{"index":0,"delta":{"role":"assistant"},"finish_reason":null}]'
 CALL = b'"choices":[{"delta":{"tool_calls":[{"id":"call_1"}]}}]'

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.counts import MAX_COUNT, MAX_KEPT, Counts, read_counts
+from gateway.chat.usage import MAX_COUNT, MAX_KEPT, Counts, read_counts
 
 COUNTED = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.deltas import DeltaReader, WholeAnswer
+from gateway.chat.answers import DeltaReader, WholeAnswer
 from gateway.chat.events import EventStream
 
 

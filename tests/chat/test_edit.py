@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.chat.edit import edited
-from gateway.chat.request import BodyRules, check
+from gateway.chat.request import BodyRules, check, edited
 
 RAW = b'{"model":"m", "stream":true,"messages":[{"role":"user","content":"\\u0068i"}],"top_p":1.0e0,"user":"u"}'
 

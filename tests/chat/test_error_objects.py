@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.chat import error_objects
+from gateway.chat import upstream_errors
 from tests.chat.dialects import DIALECTS, MESSAGE, NOT_ERRORS
 from tests.chat.test_events import DONE, chunk, event, feed_cut, read, text
 
@@ -13,16 +13,16 @@ LLAMA_FIELD = b'error: {"code":500,"message":"the model fell over","type":"serve
 
 @pytest.mark.parametrize(("data", "raises"), DIALECTS.values(), ids=DIALECTS)
 def test_an_error_in_any_dialect_is_recognised_and_has_its_message(data: str, raises: bool) -> None:
-    value = error_objects.decode(data.encode())
-    assert error_objects.is_error(value)
-    assert error_objects.raises_in_clients(value) is raises
-    assert error_objects.details(value)["message"] == MESSAGE
-    assert all(isinstance(each, str) for each in error_objects.details(value).values())
+    value = upstream_errors.decode(data.encode())
+    assert upstream_errors.is_error(value)
+    assert upstream_errors.raises_in_clients(value) is raises
+    assert upstream_errors.details(value)["message"] == MESSAGE
+    assert all(isinstance(each, str) for each in upstream_errors.details(value).values())
 
 
 @pytest.mark.parametrize("data", NOT_ERRORS.values(), ids=NOT_ERRORS)
 def test_what_is_no_error(data: str) -> None:
-    assert not error_objects.is_error(error_objects.decode(data.encode()))
+    assert not upstream_errors.is_error(upstream_errors.decode(data.encode()))
 
 
 @pytest.mark.parametrize("error", ["500", "true", "0.5", "[1]", '"no"', '{"a":1}'])
@@ -30,14 +30,14 @@ def test_whatever_the_official_client_raises_on_is_an_error_beside_choices(error
     data = f'{{"id":"c","error":{error},"choices":[{{"index":0,"delta":{{"content":"a"}}}}]}}'
     stream, relayed = feed_cut(event(data))
     assert stream.error == data.encode() and not (stream.error_relayed or any(relayed))
-    assert error_objects.details(error_objects.decode(stream.error)).get("message", "no") == "no"
+    assert upstream_errors.details(upstream_errors.decode(stream.error)).get("message", "no") == "no"
 
 
 @pytest.mark.parametrize(
     "data", ["", "{", "5", '"x"', "null", "[" * 9999, '{"error":{"message":[[]]}}', '{"detail":[[5]]}']
 )
 def test_any_data_has_details_without_an_exception(data: str) -> None:
-    assert "message" not in error_objects.details(error_objects.decode(data.encode())) or data == '"x"'
+    assert "message" not in upstream_errors.details(upstream_errors.decode(data.encode())) or data == '"x"'
 
 
 @pytest.mark.parametrize("data", NOT_ERRORS.values(), ids=NOT_ERRORS)
@@ -83,4 +83,4 @@ def test_an_event_named_error_is_one_whatever_its_data(failing: bytes) -> None:
 def test_the_field_error_of_llama_cpp_has_the_error_as_data() -> None:
     stream, _ = feed_cut(LLAMA_FIELD)
     assert stream.error is not None
-    assert error_objects.details(error_objects.decode(stream.error))["message"] == MESSAGE
+    assert upstream_errors.details(upstream_errors.decode(stream.error))["message"] == MESSAGE

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.base.errors import Refused
 from gateway.chat.fields import CHECKED, COMMON, REMEDIES, fold
 from gateway.chat.request import BodyRules, check
-from gateway.errors import Refused
 
 RULES = BodyRules()
 

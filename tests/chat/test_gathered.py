@@ -12,7 +12,7 @@ from openai._models import construct_type
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.chat.gathered import GatheredCompletion
+from gateway.chat.answers import GatheredCompletion
 
 Chunk = dict[str, Any]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.plain_events import plain_events, search, search_line_feeds
+from gateway.chat.sse import plain_events, search, search_line_feeds
 
 PLAIN = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}],"usage":null}\n\n'
 ODD = [

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.bounds import WINDOW
-from gateway.chat.prompt_bound import (
+from gateway.base.errors import Refused
+from gateway.chat.prompt import (
     FILE_TOKENS,
     MAX_PARTS,
     MESSAGE_ALLOWANCE,
     REQUEST_ALLOWANCE,
     REWRITTEN_TIMES,
     TOOLS_ALLOWANCE,
+    WINDOW,
     PartTokens,
     PromptBound,
 )
 from gateway.chat.request import BodyRules, check, check_in_steps
-from gateway.errors import Refused
 
 PICTURE = base64.b64encode(bytes(range(256)) * 3000).decode()
 """A megabyte that looks like a picture."""

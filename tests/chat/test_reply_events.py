@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.chat.reply_events import ReplyEvents
+from gateway.chat.events import ReplyEvents
 
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":900,"total_tokens":901}}\n\n'

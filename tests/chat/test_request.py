@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.base.errors import Refused
 from gateway.chat.fields import fold
-from gateway.chat.prompt_bound import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE
+from gateway.chat.prompt import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE
 from gateway.chat.request import Body, BodyRules, check
-from gateway.errors import Refused
 
 RULES = BodyRules()
 BASE = b'"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true'

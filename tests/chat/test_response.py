@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.chat.response import Response
+from gateway.chat.answers import Response
 from gateway.chat.usage import ReportedUsage, Usage
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.chat.events import EventStream
-from gateway.chat.template import ALL, LEARN_AFTER
+from gateway.chat.tokens import ALL, LEARN_AFTER
 
 LIMIT = 400
 

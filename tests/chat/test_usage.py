@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.chat.counts import Counts
-from gateway.chat.usage import ReportedUsage, Usage
+from gateway.chat.usage import Counts, ReportedUsage, Usage
 from tests.chat.test_events import COUNTED, DONE, chunk, event, read, text
 
 PROMPT, COMPLETION = 20, 6

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pytest
 
 from gateway import Exchange, Refused
-from gateway.attempt import Attempt
+from gateway.chat.events import KEPT
 from gateway.chat.sse import whole_events
-from gateway.chat.withheld import KEPT
-from gateway.facts import Candidate
+from gateway.domain.exchange import Attempt
+from gateway.domain.facts import Candidate
 from gateway.proxy.ending import meter_stream
-from gateway.proxy.relay_state import RelayState
+from gateway.proxy.relay import RelayState
 from plugins.anthropic import Messages
 from tests.fuzz.twins import KEY, Twin, connections
 from tests.plugins.anthropic_streams import STREAMS, wire

@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.base.crash_points import EXIT_CODE
+from gateway.base.errors import GatewayError
 from gateway.cli import account
-from gateway.crash_points import EXIT_CODE
-from gateway.errors import GatewayError
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from tests.cli.processes import gateway

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from gateway.base.crash_points import EXIT_CODE
 from gateway.cli.commands import program
-from gateway.crash_points import EXIT_CODE
 from gateway.store.client.client import Client
 from tests.cli.processes import gateway
 from tests.patience import PATIENCE_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.cli.account_tables import print_accounts
-from gateway.facts import AccountLimits, Budgets
+from gateway.domain.facts import AccountLimits, Budgets
 from gateway.store.accounts import Account, AccountStatus
 
 

@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.links import redeem
 from gateway.cli import admin
-from gateway.management.links import redeem
-from gateway.management.operation import Scope
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.alerts import event
-from gateway.alerts.event import Claim, Entry
-from gateway.alerts.outbox import Outbox
+from gateway.alerts.event import EventClaim, Outbox, OutboxEntry
 from gateway.alerts.signature import VARIABLE
 from gateway.cli.commands import program
 from gateway.store.client.client import Client
@@ -118,10 +117,14 @@ async def test_what_waits_and_what_was_given_up_is_listed(client: Client, store_
     outbox = Outbox(client)
     for number in range(2):
         made = event.credential_refused("a", number, 2)
-        await outbox.claim(Claim("reach", f"credential:a:{number}", made, 1))
+        await outbox.claim(EventClaim("reach", f"credential:a:{number}", made, 1))
     first, second = (await outbox.take("one", 1000, 8)).entries or []
-    await outbox.report(Entry(first.id, first.type, first.body, first.created_ms, 9, "it answered 500"), "given_up")
-    await outbox.report(Entry(second.id, second.type, second.body, second.created_ms, 1, "it answered 503"), "again", 5)
+    await outbox.report(
+        OutboxEntry(first.id, first.type, first.body, first.created_ms, 9, "it answered 500"), "given_up"
+    )
+    await outbox.report(
+        OutboxEntry(second.id, second.type, second.body, second.created_ms, 1, "it answered 503"), "again", 5
+    )
     _, printed, _ = await run("alerts", "list", "--config", str(file))
     assert "given up" in printed
     assert "it answered 503" in printed

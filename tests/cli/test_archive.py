@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gateway.base.crash_points import EXIT_CODE
 from gateway.cli.commands import program
-from gateway.crash_points import EXIT_CODE
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from tests.forked import FORKED

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import account, audit, pepper
-from gateway.cli.desk import who
+from gateway.cli.client import who
 from gateway.store.pepper import make_pepper
 from tests.patience import PATIENCE_S
 

@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from gateway.store.channels import AccountReport, ChannelReport, Channels
+from gateway.store.channels import AccountReport, ChannelReport, Channels, fingerprint_of
 from gateway.store.client.client import Client
-from gateway.store.credential_states import fingerprint_of
 from tests.patience import PATIENCE_S
 
 app = program()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from gateway.config.places import shipped
+from gateway.config.document import shipped
 from tests.cli.processes import gateway
 
 CHAIN = "plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]\n"
@@ -163,6 +165,19 @@ def test_what_is_probably_a_mistake_is_a_warning(tmp_path: Path) -> None:
     plain = check(file_of(tmp_path, text), code=0)[0].splitlines()
     assert plain[-5].startswith("warnings  groups.trial.models: there is no model `smal`")
     assert plain[-4].startswith("          groups.trial.models: no model matches")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_an_authority_that_strict_checks_refuse_is_a_warning(tmp_path: Path) -> None:
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "ca.key", "-out", "ca.pem")
+    command = ("openssl", "req", "-x509", *new, "-subj", "/CN=Our CA")
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    text = CHAIN + MODELS.replace("base_url:", "ca_file: ca.pem, base_url:", 1)
+    out, _ = check(file_of(tmp_path, text), "--json", code=0)
+    (warning,) = json.loads(out)["warnings"]
+    assert warning.endswith(
+        ".ca_file: the certificate of 'Our CA' lacks Key Usage: trusted here, and refused by most clients from Python 3.13 on"
+    )
 
 
 def test_a_certificate_that_cannot_be_used_is_wrong_as_for_a_start(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gateway.base.compiled import description
 from gateway.cli.commands import COMMANDS, Commands, first_sentence, program
-from gateway.compiled import description
 from gateway.proxy import event_pass
 from tests.cli.processes import demo_in
 

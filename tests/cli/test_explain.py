@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gateway.chain.services import Store
 from gateway.cli.commands import program
 from gateway.config.schema import load
-from gateway.facts import AccountLimits
-from gateway.services import Store
+from gateway.domain.facts import AccountLimits
 from gateway.store.accounts import AccountStatus
 from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import TokenStatus
 from gateway.store.pepper import make_pepper
+from gateway.store.tokens import TokenStatus
 from tests.store.conftest import new_request_id
 
 FILE = """

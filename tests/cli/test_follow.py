@@ -12,24 +12,22 @@ import pytest
 from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
-from gateway.admin.app import Admin
-from gateway.admin.callers import Callers
-from gateway.admin.live import LiveUsage
-from gateway.admin.port import serving
+from gateway.admin.actions import usage
+from gateway.admin.actions.links import AdminToken, token_of
+from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.actions.remote import Feed, FeedElsewhere, HttpClient
+from gateway.admin.http.app import Admin, Callers
+from gateway.admin.http.live import LiveUsage
+from gateway.admin.http.port import serving
 from gateway.cli import follow
 from gateway.config.schema import Config
-from gateway.management import usage
-from gateway.management.admin_token import AdminToken, token_of
-from gateway.management.remote import RemoteDesk
-from gateway.management.streamed import Feed, FeedElsewhere
 from gateway.metrics.exporter import Exporter
 from gateway.store.client.client import Client as StoreClient
-from gateway.store.management_tokens import ManagementTokens
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end
+from tests.records import arrival, end, usage_database
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Re
 
 
 async def test_a_broken_connection_is_continued_in_the_files(config: Config, client: StoreClient) -> None:
-    rows = UsageDatabase(config.data_path / "usage")
+    rows = usage_database(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
         served = serving(
             Admin(rows.folder, Callers(AdminToken(config), ManagementTokens(client)), Exporter({})),
@@ -78,7 +76,7 @@ async def test_a_broken_connection_is_continued_in_the_files(config: Config, cli
 async def test_the_admin_port_is_tried_first(
     config: Config, client: StoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = UsageDatabase(config.data_path / "usage")
+    rows = usage_database(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
     served = serving(
         Admin(rows.folder, Callers(AdminToken(config), ManagementTokens(client)), Exporter({})), cast(str, config.admin)
@@ -100,7 +98,7 @@ async def test_another_program_at_the_port_is_ignored(
         return web.Response(status=status, text="data: {}\n\n")
 
     await aiohttp_raw_server(answer, port=int(cast(str, config.admin).rpartition(":")[2]))
-    rows = UsageDatabase(config.data_path / "usage")
+    rows = usage_database(config.data_path / "usage")
     async with aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     assert paths == ["/usage/live"]
@@ -108,7 +106,7 @@ async def test_another_program_at_the_port_is_ignored(
 
 
 async def test_without_a_port_the_files_are_followed(tmp_path: Path) -> None:
-    rows = UsageDatabase(tmp_path / "usage")
+    rows = usage_database(tmp_path / "usage")
     async with aclosing(follow.ended(Config(data=str(tmp_path), admin=None))) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     rows.close()
@@ -118,7 +116,7 @@ async def test_what_ends_elsewhere_is_followed_through_a_broken_connection(
     config: Config, client: StoreClient, aiohttp_raw_server: AiohttpRawServer, tmp_path: Path
 ) -> None:
     """A proxy breaks the first connection after two events; the command's desk goes on with the third."""
-    rows = UsageDatabase(config.data_path / "usage")
+    rows = usage_database(config.data_path / "usage")
     live, asked = LiveUsage(), list[str]()
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -135,7 +133,7 @@ async def test_what_ends_elsewhere_is_followed_through_a_broken_connection(
         return await live.send(cast(web.Request, request), Feed(rows.folder, selects))
 
     server = await aiohttp_raw_server(answer)
-    async with RemoteDesk.open(f"http://{server.host}:{server.port}", "a-token") as desk:
+    async with HttpClient.open(f"http://{server.host}:{server.port}", "a-token") as desk:
         feed = await usage.live(desk, query=usage.Followed())
         assert isinstance(feed, FeedElsewhere)
         async with aclosing(cast("AsyncGenerator[Record]", feed.records())) as ended:

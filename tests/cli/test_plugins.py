@@ -10,8 +10,8 @@ import msgspec
 from typer.testing import CliRunner
 
 from gateway import Caller, Plugin, Route
+from gateway.admin.actions.served import describe
 from gateway.cli.commands import program
-from gateway.management.plugins import describe
 
 
 class Example(Plugin):

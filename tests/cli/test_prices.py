@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import program
 from gateway.config.schema import load
-from tests.tools.test_price_list import LITELLM, MODELS_DEV
+from tests.tools.prices.test_price_list import LITELLM, MODELS_DEV
 
 FILE = """
 channels:

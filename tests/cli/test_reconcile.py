@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from gateway.base.ids import utc
 from gateway.cli.commands import program
-from gateway.request_id import utc
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.usage.database import path_of
 from gateway.usage.record import AttemptRecord, Record, encode
-from tests.records import arrival, end, id_at
+from tests.records import arrival, end, id_at, usage_database
 
 DAY_MS = 86_400_000
 NOON = (round(time.time() * 1000) // DAY_MS - 3) * DAY_MS + DAY_MS // 2
@@ -49,7 +49,7 @@ class Books:
         self.lines = [f"{DAY}T12:00:00Z,gen-{number},openai/gpt-4o,0.0015" for number in range(20)]
 
     def run(self, *arguments: object, code: int = 0) -> Result:
-        with closing(UsageDatabase(self.folder / "usage")) as database:
+        with closing(usage_database(self.folder / "usage")) as database:
             database.write(self.records)
         self.bill.write_text("\n".join(["created_at,generation_id,model,cost_total", *self.lines]) + "\n")
         return self.again(*arguments, code=code)
@@ -220,7 +220,7 @@ def test_a_month_that_cannot_be_read_is_named_and_fails(books: Books) -> None:
 def test_a_comma_may_separate_decimals(books: Books) -> None:
     books.lines = [f"{DAY},gen-{number},m,0,0015" for number in range(20)]
     books.lines = [line.replace(",", ";", 3) for line in books.lines]
-    UsageDatabase(books.folder / "usage").write(books.records)
+    usage_database(books.folder / "usage").write(books.records)
     books.bill.write_text("created_at;generation_id;model;cost_total\n" + "\n".join(books.lines))
     assert "20 of 20 calls" in books.again().stdout
 

@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.base.errors import Refused
 from gateway.cli import account, token
-from gateway.errors import Refused
 from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper, pepper_of
 from gateway.store.tokens import TokenError, Tokens

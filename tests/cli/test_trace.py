@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.exchange import Outcome
-from gateway.management.story import in_words
+from gateway.admin.actions.requests import in_words
+from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord
 from tests.cli.test_usage import rows, run

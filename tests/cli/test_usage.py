@@ -16,14 +16,13 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import program
 from gateway.cli.common import print_csv
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import SUMS, UsageDatabase
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, decode
-from gateway.usage.tables import SUMS
 from tests.patience import PATIENCE_S
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at, usage_database
 
 DAY_MS = 86_400_000
 
@@ -37,7 +36,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> Usa
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
     monkeypatch.setenv("COLUMNS", "200")
-    return UsageDatabase(tmp_path / "usage")
+    return usage_database(tmp_path / "usage")
 
 
 def run(*arguments: str, code: int = 0) -> str:

@@ -13,24 +13,23 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from gateway.base.ids import month
+from gateway.chain.services import Store
 from gateway.cli.commands import program
 from gateway.config.schema import Config, load
-from gateway.exchange import Outcome
-from gateway.request_id import month
-from gateway.services import Store
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.money.archive import Archive
-from gateway.store.money.archiver import Archiver
-from gateway.store.money.results import Settlement
-from gateway.tools import ledger_check
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.money.archive import Archive, Archiver
+from gateway.store.money.scripts import Settlement
+from gateway.tools import verify
+from gateway.usage.database import path_of
 from gateway.usage.gaps import Gap, Reading, save
-from gateway.usage.gateways import About
-from gateway.usage.keys import GATEWAYS, HEARD
 from gateway.usage.record import Record
+from gateway.usage.replication import About
+from gateway.usage.stream import GATEWAYS, HEARD
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end, id_at
+from tests.records import arrival, end, id_at, usage_database
 from tests.store.conftest import wallet_of_then
 
 CHARGE = 27
@@ -42,7 +41,7 @@ class Books:
 
     def __init__(self, file: Path, config: Config, store: Store) -> None:
         self.file, self.config, self.store = file, config, store
-        self.rows = UsageDatabase(config.data_path / "usage")
+        self.rows = usage_database(config.data_path / "usage")
 
     async def request(self, age_s: float = 60, **changes: Any) -> Record:
         """Hold, charge and log a request that arrived `age_s` ago. `changes` are fields of its record."""
@@ -168,7 +167,7 @@ async def test_a_charge_without_a_record_is_reported_once_the_record_cannot_be_l
     await books.store.wallet.settle("acme", lost.id, CHARGE)
     report = await books.verify()
     assert (report["wrong"], report["unknown"]) == ([], 1)
-    monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
+    monkeypatch.setattr(verify, "SETTLED_MS", 0)
     assert await books.wrong() == f"request {lost.id} was charged 0.000027 and is not in the usage log"
 
 
@@ -182,7 +181,7 @@ async def test_records_that_are_not_in_the_files_yet_are_a_note(books: Books) ->
 async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wrong(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
+    monkeypatch.setattr(verify, "SETTLED_MS", 0)
     await books.request()
     lost = arrival(id_at(round((time.time() - 60) * 1000)))
     await books.store.wallet.settle("acme", lost.id, CHARGE)
@@ -198,7 +197,7 @@ async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wron
 async def test_a_charge_whose_record_is_in_a_gap_is_a_note_and_not_wrong(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
+    monkeypatch.setattr(verify, "SETTLED_MS", 0)
     await books.request()
     now = round(time.time() * 1000)
     await books.store.wallet.settle("acme", arrival().id, CHARGE)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import Misconfigured
 from gateway.config.schema import load
-from gateway.errors import Misconfigured
 
 WEBHOOK = "webhook must be an address such as https://host/path, without a fragment"
 LOW = "low_balance must be above 0 and at most 1000000000, with at most six decimals"

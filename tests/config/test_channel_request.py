@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import loading
-from gateway.config.channel import Channel, credential_warnings
-from gateway.config.channel_request import BEARER, MAX_BYTES, Auth, Fixed, auth_of
+from gateway.base.errors import Misconfigured
+from gateway.chain import loading
+from gateway.config.channel import BEARER, MAX_BYTES, Channel, CredentialPlace, Fixed, auth_of, credential_warnings
 from gateway.config.schema import Loaded, load
-from gateway.errors import Misconfigured
 from tests.whole.conftest import CHAIN
 
 URL = "https://h/v1"
@@ -139,8 +138,8 @@ def test_channels_with_other_values_are_not_equal() -> None:
 
 def test_where_a_credential_goes() -> None:
     assert Channel(URL).auth_way() is BEARER
-    assert Channel(URL, auth="query key").auth_way() == Auth("query", "key")
-    assert Channel(URL).auth_way(auth_of("header x-api-key")) == Auth("header", "x-api-key")
+    assert Channel(URL, auth="query key").auth_way() == CredentialPlace("query", "key")
+    assert Channel(URL).auth_way(auth_of("header x-api-key")) == CredentialPlace("header", "x-api-key")
 
 
 def test_what_comes_from_a_variable_and_what_is_called_a_secret_is_removed_from_answers(tmp_path: Path) -> None:

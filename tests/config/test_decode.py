@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
+from gateway.base.errors import Misconfigured
 from gateway.config.decode import convert, describe_type
 from gateway.config.document import Document
-from gateway.errors import Misconfigured
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import Misconfigured
 from gateway.config.document import Document, parse, read
-from gateway.errors import Misconfigured
 
 REFUSED = {
     "a: 1\nb: *other": "2: anchors and aliases are not allowed; write the value out",

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.model import Cost, Model, Serving, Tier
-from gateway.config.schema import load
-from gateway.errors import Misconfigured
+from gateway.base.errors import Misconfigured
+from gateway.config.schema import Cost, Model, Serving, Tier, load
 
 PRICE = "give `input` and `output` prices per million tokens, or `free: true` without them"
 RANGE = "prices must be from 0 to 1000000, with at most six decimals"

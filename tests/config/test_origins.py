@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.origins import EVERY
-from gateway.config.schema import load
-from gateway.errors import Misconfigured
+from gateway.base.errors import Misconfigured
+from gateway.config.schema import EVERY, load
 
 
 def loaded(folder: Path, *origins: str) -> tuple[str, ...]:

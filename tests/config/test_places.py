@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.config import places
-from gateway.config.places import find, shipped
+from gateway.config import document
+from gateway.config.document import find, shipped
 from gateway.config.schema import Config, load
 
 
@@ -73,7 +73,7 @@ def test_the_demo_of_an_installed_package_has_its_data_in_the_current_folder(
     package = tmp_path / "shipped"
     package.mkdir()
     (package / "demo.yaml").write_bytes(shipped("demo.yaml").read_bytes())
-    monkeypatch.setattr(places, "SHIPPED", package)
+    monkeypatch.setattr(document, "SHIPPED", package)
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
     assert find(None, {}) == package / "demo.yaml"

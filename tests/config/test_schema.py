@@ -16,29 +16,33 @@ import pytest
 import yaml
 from rich.console import Console
 
-from gateway import loading
-from gateway.config.admin_sso import AdminSso
-from gateway.config.alerts import AlertSettings
-from gateway.config.allowance import GroupBudgets, GroupLimits
+from gateway.base.errors import Misconfigured
+from gateway.chain import loading
 from gateway.config.channel import Channel, Timers
-from gateway.config.model import Cost, Model, Serving, Tier
-from gateway.config.places import find, shipped
+from gateway.config.decode import Section
+from gateway.config.document import find, shipped
 from gateway.config.schema import (
     SECTIONS,
+    AdminSso,
+    AlertSettings,
     Config,
+    Cost,
     Demo,
     Group,
+    GroupBudgets,
+    GroupLimits,
     Loaded,
+    Model,
     PluginEntry,
     Port,
+    Serving,
     StoreSettings,
+    Tier,
     Tls,
     UsageSettings,
     host_port,
     load,
 )
-from gateway.config.section import Section
-from gateway.errors import Misconfigured
 
 CHANNEL = "channels: {up: {base_url: 'http://h/v1'}}\n"
 NUMBERED_FROM_0 = "plugins:\n  - use: usage-logger\n  - use: auth\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import Misconfigured
 from gateway.config.document import parse
 from gateway.config.schema import load
-from gateway.config.secret_files import MAX_BYTES, MAX_TOTAL, SecretFiles, paths_in
-from gateway.errors import Misconfigured
+from gateway.config.secrets import MAX_BYTES, MAX_TOTAL, SecretFiles, paths_in
 
 SECRET = "sk-this-is-the-secret"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway.config.time_zone import time_zone
+from gateway.config.schema import time_zone
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import Misconfigured
 from gateway.config.without_keys import UNSET, load_without_keys
-from gateway.errors import Misconfigured
 
 CHANNELS = """
 channels:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.base.errors import Refused
 from gateway.chat.request import Body, BodyRules, check
-from gateway.errors import Refused
 from tests.decoders.programs import PROGRAMS, Decoder, start
 
 RULES = BodyRules(allow_non_streaming=True)

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.end_reason import EndReason
+from gateway.proxy.chunk_hooks import EndReason
 from tests.fuzz.twins import KEY, Clock, Twin, connections
 
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
+from gateway.base.errors import Misconfigured, Refused
 from gateway.chat.events import EventStream
 from gateway.chat.request import BodyRules, check
 from gateway.config import schema
-from gateway.errors import Misconfigured, Refused
 from gateway.store.token_format import TokenCodec
 from plugins.auth import _credential
 from tests.fuzz import seeds

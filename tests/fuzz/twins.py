@@ -8,22 +8,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 from types import ModuleType
 from typing import Any, Final, Literal
 
 from multidict import CIMultiDict
 
 from gateway.chat.dialect import Dialect
-from gateway.chat.prompt_bound import PromptBound
+from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
-from gateway.exchange import Exchange, Operation, Request
+from gateway.domain.exchange import Exchange, Operation, Request
 from gateway.proxy import event_pass, upstream
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import ChunkHook, ChunkHooks
-from gateway.proxy.relay import Relay
-from gateway.proxy.translated_relay import TranslatedRelay
+from gateway.proxy.relay import Relay, events_of
+from gateway.proxy.translation import Translation
 
 KEY: Final = "sk-a-credential-of-the-channel"
 DATE: Final = re.compile(rb"Date: [^\r]+")
@@ -197,8 +196,10 @@ class Twin:
         self.hooked: list[bytes] = []
         seen = hook or (lambda _, data: self.hooked.append(data))
         hooks = ChunkHooks(self.exchange, [("hook", seen)]) if hooked or hook else None
-        make = Relay if dialect is None else partial(TranslatedRelay, dialect)
-        self.relay = make(self.exchange, self.body, self.channel, self.caller, self.upstream, dict, hooks)
+        events = events_of(self.body, self.channel, gathered=False, watched=hooks is not None)
+        translation = None if dialect is None else Translation(dialect, events.usage, self.exchange.id)
+        self.relay = Relay(self.exchange, events, self.channel, self.caller, self.upstream, dict, hooks, translation)
+        self.upstream.on_head = self.relay.on_head
 
     def read(self, data: bytes) -> None:
         """Let the upstream's transport read."""

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.attempt import Attempt
-from gateway.catalogue import Catalogue
+from gateway.base.errors import Refused
 from gateway.config.channel import Channel
-from gateway.config.model import Model
-from gateway.config.schema import Config
-from gateway.errors import Refused
-from gateway.exchange import Exchange, Outcome
+from gateway.config.schema import Config, Model
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers

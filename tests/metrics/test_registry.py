@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from gateway.attempt import Attempt
-from gateway.catalogue import Catalogue
+from gateway.base.errors import Refused, StoreAway, StoreError
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.model import Model
-from gateway.config.schema import Config
-from gateway.errors import Refused, StoreAway, StoreError
-from gateway.exchange import Exchange, Outcome
+from gateway.config.schema import Config, Model
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Attempt, Exchange, Outcome
+from gateway.domain.prices import Price
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
-from gateway.prices import Price
 from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.metrics.scrape import scrape, value

@@ -6,7 +6,7 @@ import os
 
 from structlog.testing import capture_logs
 
-from gateway.metrics.shared import Histogram, SharedNumbers
+from gateway.metrics.shared import SharedHistogram, SharedNumbers
 
 
 def forked(work: object) -> None:
@@ -54,7 +54,7 @@ def test_series_beyond_the_memory_are_not_shared_and_that_is_logged_once() -> No
 
 def test_a_value_equal_to_a_bound_is_counted_in_its_range() -> None:
     shared = SharedNumbers()
-    histogram = Histogram(shared.at(("h",), 4), (0.1, 1.0))
+    histogram = SharedHistogram(shared.at(("h",), 4), (0.1, 1.0))
     for value in (0.05, 0.1, 0.2, 5.0):
         histogram.observe(value)
     ((_, numbers),) = shared

@@ -12,7 +12,7 @@ import anthropic
 import openai
 from openai.types.chat import ChatCompletion
 
-from gateway.chat.lenient_json import joined_halves
+from gateway.chat.request import joined_halves
 from gateway.testing import Running, running
 from plugins.anthropic_answer import FINISH_REASONS
 from tests.patience import PATIENCE_S

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway import Caller, Exchange, Outcome, Services, Usage
-from gateway.attempt import Attempt
+from gateway.domain.exchange import Attempt
 from gateway.store.client.client import Client
 from gateway.testing import FixedClock, exchange, services, started
 from plugins.answer_cache import AnswerCache

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.chat.counts import read_counts
+from gateway.chat.usage import read_counts
 from gateway.usage.record import Record
 from plugins.anthropic import Messages
 from tests.plugins.anthropic_streams import CACHED, ERROR, MICROS, STREAMS, TEXT, event, start, wire

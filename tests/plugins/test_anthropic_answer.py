@@ -10,8 +10,8 @@ import anthropic
 import openai
 import pytest
 
+from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
-from gateway.chat.gathered import GatheredCompletion
 from gateway.chat.sse import parse_event, whole_events
 from gateway.chat.usage import ReportedUsage
 from gateway.proxy.translation import Translation

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gateway import Refused
-from gateway.chat.fixed_fields import FixedFields
-from gateway.chat.request import BodyRules, check
-from gateway.proxy.foreign_request import foreign_chat
+from gateway.chat.request import BodyRules, FixedFields, check
+from gateway.proxy.translation import foreign_chat
 from gateway.testing import chat_request
 from plugins.anthropic import Messages
 

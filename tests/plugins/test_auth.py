@@ -13,17 +13,16 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway import AccountLimits, Budgets, Caller, Exchange, Refused, Services
-from gateway.config.allowance import GroupBudgets, GroupLimits
-from gateway.config.schema import Config, Group
-from gateway.errors import StoreAway
+from gateway.base.errors import StoreAway
+from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import TokenStatus
 from gateway.store.pepper import pepper_of
 from gateway.store.token_format import TokenCodec
+from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, run_end, run_request, services, started
 from plugins.auth import Auth
-from plugins.paced_refusals import REFUSALS_PER_S
+from plugins.pacing import REFUSALS_PER_S
 from tests.patience import wait_until
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)

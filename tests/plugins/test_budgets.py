@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from gateway import Attempt, Budget, Budgets, BudgetUse, Calendar, Caller, Exchange, Refused, Services, Usage, amount
+from gateway.base.errors import headers_of
 from gateway.config.schema import Config
-from gateway.errors import headers_of
 from gateway.store.client.client import Client
 from gateway.testing import FixedClock, exchange, run_end, run_request, services, started
-from plugins.budgets import described, over
-from plugins.quota import Quota
+from plugins.quota import Quota, described, over
 from tests.plugins.test_quota import SETTINGS
 from tests.whole.budgeted import used
 

@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Caller, Outcome
-from gateway.contract import broken, check
+from gateway.plugin_kit import broken, check
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, FixedClock, configuration, exchange, running, services, started
 from plugins.content_log import ContentLog
@@ -242,8 +242,8 @@ WRITES = """
 import sys
 import time
 from pathlib import Path
-from plugins.content_files import ContentFiles
-from plugins.content_lines import Content
+from plugins.content_log import ContentFiles
+from plugins.content_log import Content
 files = ContentFiles(Path(sys.argv[1]), [], 7, 1 << 30)
 files.begin()
 content = Content(b'[{"role":"user","content":"' + b"x" * 4_000_000 + b'"}]')

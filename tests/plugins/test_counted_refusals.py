@@ -6,8 +6,7 @@ import pytest
 
 from gateway import Attempt, Caller, Exchange, Outcome, Refused, arrival_ms
 from gateway.testing import FixedClock, exchange
-from plugins.counted_refusals import ALL_ADDRESSES, CountedRefusals
-from plugins.leaky_buckets import MAX_KEYS
+from plugins.pacing import ALL_ADDRESSES, MAX_KEYS, CountedRefusals
 
 
 def refused(account: str = "", peer: str = "192.0.2.7") -> Exchange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.testing import FixedClock
-from plugins.leaky_buckets import MAX_KEYS, LeakyBuckets
+from plugins.pacing import MAX_KEYS, LeakyBuckets
 
 
 def test_a_bucket_holds_a_minute_and_leaks() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from gateway import Caller, Candidate, Refused, Route
 from gateway.config.channel import Channel
-from gateway.config.model import Model, Serving
-from gateway.config.schema import Config, Group
+from gateway.config.schema import Config, Group, Model, Serving
 from gateway.store.client.client import Client
 from gateway.testing import PATIENT, exchange, services, started
 from plugins.model_routing import ModelRouting, shuffled

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientSession
 from multidict import CIMultiDict
 
-from gateway.contract import broken, check
+from gateway.plugin_kit import broken, check
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, running, services, started
 from gateway.testing import configuration as plain

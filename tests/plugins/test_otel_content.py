@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.contract import broken, check
+from gateway.plugin_kit import broken, check
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, running
 from plugins.otel import Otel

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from plugins import paced_refusals
-from plugins.paced_refusals import PacedRefusals
+from plugins import pacing
+from plugins.pacing import PacedRefusals
 from tests.patience import PATIENCE_S
 
 
@@ -25,7 +25,7 @@ def is_delayed(refusals: PacedRefusals, caller: str) -> bool:
 async def test_refusals_beyond_a_number_a_second_wait_and_those_of_others_do_not() -> None:
     refusals = PacedRefusals()
     delayed = [is_delayed(refusals, "alice") for _ in range(40)]
-    assert delayed[: paced_refusals.REFUSALS_PER_S] == [False] * paced_refusals.REFUSALS_PER_S
+    assert delayed[: pacing.REFUSALS_PER_S] == [False] * pacing.REFUSALS_PER_S
     assert all(delayed[-10:])
     assert not is_delayed(refusals, "bob")
 
@@ -39,7 +39,7 @@ async def test_no_refusal_waits_for_long() -> None:
 
 
 async def test_only_so_many_refusals_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced_refusals, "MAX_DELAYED", 2)
+    monkeypatch.setattr(pacing, "MAX_DELAYED", 2)
     refusals = PacedRefusals()
     waiting = [asyncio.create_task(refusals.wait("alice")) for _ in range(30)]
     await asyncio.sleep(0)
@@ -51,7 +51,7 @@ async def test_only_so_many_refusals_wait_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_callers_are_counted_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced_refusals, "MAX_CALLERS", 3)
+    monkeypatch.setattr(pacing, "MAX_CALLERS", 3)
     refusals = PacedRefusals()
     for number in range(100):
         await refusals.wait(f"caller{number}")

@@ -16,14 +16,13 @@ import pytest
 import structlog
 
 from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
-from gateway.chat.prompt_bound import MAX_PARTS
+from gateway.base.errors import StoreAway
+from gateway.chat.prompt import MAX_PARTS
 from gateway.config.channel import Channel, Timers
-from gateway.config.model import Model, Serving, Tier
-from gateway.config.schema import Config, Group, StoreSettings
-from gateway.errors import StoreAway
+from gateway.config.schema import Config, Group, Model, Serving, StoreSettings, Tier
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.scripts import KEEP_S
 from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from plugins import quota

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from gateway import AccountLimits, Attempt, Caller, Exchange, Refused, Services, Usage
+from gateway.base.errors import StoreAway
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, StoreSettings
-from gateway.errors import StoreAway
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from plugins import rate_limit
-from plugins.paced_refusals import REFUSALS_PER_S
+from plugins.pacing import REFUSALS_PER_S
 from plugins.rate_limit import RateLimit
 from tests.patience import PATIENCE_S
 

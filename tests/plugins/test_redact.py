@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import json
+import random
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +20,14 @@ import msgspec
 import pytest
 
 from gateway import Caller, Exchange, Refused, Services
-from gateway.contract import broken, check
+from gateway.plugin_kit import broken, check
 from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
 from plugins.redact import COMMON, Redact
 from plugins.text_search import PIECE
 
 CARD = "4111 1111 1111 1111"
+ROOT = Path(__file__).parents[2]
 PICTURE = "data:image/png;base64,4111111111111111"
 
 
@@ -269,3 +276,81 @@ async def test_a_picture_costs_no_search(given: Services) -> None:
     prose = searched("the quick brown " * 125_000)
     assert searched("data:image/png;base64," + "Ab3/" * 500_000) < prose / 3
     assert searched("Ab3/" * 500_000, "data") < prose / 3
+
+
+PIECES = (
+    "-----BEGIN ",
+    "PRIVATE KEY",
+    "-----",
+    "RSA ",
+    " BLOCK",
+    "-----END ",
+    "abc",
+    "-",
+    "\n",
+    "4111 1111 1111 1111",
+    "a@b.c ",
+)
+SPANS = """
+import json, re, sys
+patterns, texts = json.load(sys.stdin)
+print(json.dumps([[match.span() for match in re.finditer(pattern, text)] for pattern in patterns for text in texts]))
+"""
+
+
+def pythons() -> list[str]:
+    """Return the Pythons of this machine that run."""
+    found = {sys.executable, *filter(None, (shutil.which(f"python3.{minor}") for minor in range(11, 20)))}
+    return sorted(each for each in found if subprocess.run([each, "-c", ""], capture_output=True).returncode == 0)
+
+
+def keys_in(text: str) -> list[list[int]]:
+    """Return where private keys are, found without a pattern for what is between their first and last lines."""
+    spans, at = [], 0
+    while begins := re.compile(BOUNDARY.format("BEGIN")).search(text, at):
+        body = text.find("-----END ", begins.end())
+        end = len(text) if body < 0 else body
+        ends = re.compile(BOUNDARY.format("END")).match(text, end)
+        at = ends.end() if ends else end
+        spans.append([begins.start(), at])
+    return spans
+
+
+BOUNDARY = r"-----{} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----"
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_every_python_of_this_machine_finds_the_same(python: str) -> None:
+    draw = random.Random(7)
+    texts = [*KEYS, *("".join(draw.choices(PIECES, k=draw.randrange(1, 14))) for _ in range(2000))]
+    given = json.dumps([list(COMMON.values()), texts])
+    printed = subprocess.run([python, "-c", SPANS], input=given, capture_output=True, text=True, check=True).stdout
+    spans = json.loads(printed)
+    found = {name: spans[at * len(texts) :][: len(texts)] for at, name in enumerate(COMMON)}
+    assert found["private-key"] == [keys_in(text) for text in texts]
+    for name, pattern in COMMON.items():
+        here = [[list(match.span()) for match in re.finditer(pattern, text)] for text in texts]
+        assert found[name] == here, name
+
+
+@pytest.mark.parametrize("wrong", ["a*+b", "a++b", "(?:ab)?+c", "a{2,3}+b", "(?>a*)b"])
+async def test_what_an_old_python_matches_wrongly_is_refused_there(
+    given: Services, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 11, 4, "final", 0))
+    with pytest.raises(ValueError, match=r"patterns\.x is no regular expression: before 3\.11\.5"):
+        await started(Redact(patterns={"x": wrong}), given)
+    await started(Redact(patterns={"x": r"\*+[*+]+\(\?>"}), given)
+    monkeypatch.setattr(sys, "version_info", (3, 11, 5, "final", 0))
+    await started(Redact(patterns={"x": wrong}), given)
+
+
+def test_the_product_has_no_pattern_that_an_old_python_matches_wrongly() -> None:
+    patterns = {f"COMMON: {name}": pattern for name, pattern in COMMON.items()}
+    for path in (path for folder in ("gateway", "plugins") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and re.fullmatch(r"re\.(?!error)\w+", ast.unparse(node.func)) and node.args:
+                patterns[f"{path}:{node.lineno}"] = ast.unparse(node.args[0])
+    assert len(patterns) > 50
+    wrong = re.compile(r"(?<!\\)[*+?}]\+|\(\?>")
+    assert [place for place, pattern in patterns.items() if wrong.search(re.sub(r"\[.*?[^\\]\]", "[]", pattern))] == []

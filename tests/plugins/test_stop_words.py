@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway import Services
-from gateway.chat.deltas import WholeAnswer
+from gateway.chat.answers import WholeAnswer
 from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
 from plugins.stop_words import MOST_TEXTS, StopWords

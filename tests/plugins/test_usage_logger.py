@@ -11,13 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Attempt, Caller, Candidate, Exchange, Outcome, Price, Refused, Route, Services, Usage
+from gateway.base.errors import StoreAway
+from gateway.base.ids import arrival_ms, utc
 from gateway.config.channel import Channel
-from gateway.config.model import Model
-from gateway.config.schema import Config
-from gateway.errors import StoreAway
-from gateway.request_id import arrival_ms, utc
+from gateway.config.schema import Config, Model
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from gateway.usage.log import FIELD
 from gateway.usage.record import AttemptRecord, Record, decode

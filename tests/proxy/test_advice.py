@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from gateway.proxy.advice import retry_after_s, should_retry
+from gateway.proxy.failure import retry_after_s, should_retry
 
 DATE = "Wed, 21 Oct 2026 07:28:00 GMT"
 LATER = "Wed, 21 Oct 2026 07:29:30 GMT"

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import Exchange, Refused
-from gateway.chat.events import EventStream
+from gateway.chat.events import EventStream, WatchedEvents
 from gateway.chat.sse import whole_events
-from gateway.chat.withheld import WatchedEvents
-from gateway.proxy.chunk_hooks import ChunkHooks
-from gateway.proxy.end_reason import EndReason
+from gateway.proxy.chunk_hooks import ChunkHooks, EndReason
 from gateway.testing import exchange
 
 ERROR = Refused(400, "stopped", "Stopped.")

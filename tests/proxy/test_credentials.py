@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import Refused
-from gateway.proxy.credentials import MAX_ACCOUNTS, Credentials
+from gateway.base.errors import Refused
 from gateway.proxy.failure import UpstreamFailure
-from gateway.store.credential_states import SUSPENDED_S, CredentialStates
+from gateway.proxy.pool import MAX_ACCOUNTS, Credentials
+from gateway.store.channels import SUSPENDED_S, CredentialStates
 
 
 class FakeClock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.proxy.fair_queue import FairQueue
+from gateway.proxy.scheduler import FairQueue
 
 
 def test_addresses_take_turns_and_each_keeps_its_order() -> None:

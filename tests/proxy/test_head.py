@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Exchange, Outcome, Plugin, Refused, Reply
-from gateway.proxy.head import InvalidHeader, render_head, valid_headers
+from gateway.proxy.caller import InvalidHeader, render_head, valid_headers
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.aftermath import charged, last_end_record

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.proxy.idle import IdleConnection, take
+from gateway.proxy.upstream import IdleConnection, take
 from tests.patience import PATIENCE_S
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import GatewayError, StoreAway, StoreError
-from gateway.exchange import Exchange, Outcome
-from gateway.plugin import Plugin
-from gateway.reply import Reply
+from gateway.base.errors import GatewayError, StoreAway, StoreError
+from gateway.chain.plugin import Plugin
+from gateway.domain.exchange import Exchange, Outcome
+from gateway.domain.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.money.scripts import keys_of
 from gateway.testing import running

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat.events import EventStream
-from gateway.proxy.redaction import REDACTED, Redaction
+from gateway.proxy.chunk_hooks import REDACTED, Redaction
 
 SECRET = "sk-secret-4711"
 QUOTED = '"kept-secret"'

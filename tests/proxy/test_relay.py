@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.proxy import event_pass
-from gateway.proxy.end_reason import EndReason
+from gateway.proxy.chunk_hooks import EndReason
 from tests.fuzz.twins import Twin, connections
 from tests.proxy.test_event_pass import HEAD, PLAIN, chunk
 

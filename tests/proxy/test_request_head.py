@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import loading
+from gateway.chain import loading
 from gateway.config.channel import Channel
-from gateway.config.places import shipped
+from gateway.config.document import shipped
 from gateway.config.schema import load
 from gateway.proxy.pool import Target
-from gateway.proxy.turns import Turns
-from gateway.store.credential_states import CredentialStates
+from gateway.proxy.scheduler import Turns
+from gateway.store.channels import CredentialStates
 from plugins.anthropic import Messages
 
 KEYS = ("AZURE_OPENAI_API_KEY", "OPENROUTER_API_KEY", "OPENAI_API_KEY", "DATABRICKS_TOKEN", "ANTHROPIC_API_KEY")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.proxy.turns import BURST_S, SHARE, TURN_S, Turns
+from gateway.proxy.scheduler import BURST_S, SHARE, TURN_S, Turns
 from tests.patience import wait_until
 
 
@@ -64,7 +64,7 @@ async def test_other_work_goes_first_and_leaves_a_share() -> None:
 async def test_an_idle_loop_serves_at_once_on_a_slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = time.thread_time
     began = fast()
-    monkeypatch.setattr("gateway.proxy.turns.time.thread_time", lambda: began + (fast() - began) * 6)
+    monkeypatch.setattr("gateway.proxy.scheduler.time.thread_time", lambda: began + (fast() - began) * 6)
     turns, served = Turns(), list[float]()
 
     def serve() -> None:
@@ -144,7 +144,7 @@ async def test_one_that_waits_again_is_looked_for_once_in_a_turn() -> None:
 
 def test_what_does_not_wait_may_take_a_burst_and_then_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, now = Turns(), [100.0]
-    monkeypatch.setattr("gateway.proxy.turns.time.thread_time", lambda: now[0])
+    monkeypatch.setattr("gateway.proxy.scheduler.time.thread_time", lambda: now[0])
 
     def work_at_once(seconds: float) -> None:
         began = now[0]

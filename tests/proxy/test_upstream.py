@@ -12,8 +12,7 @@ from aiohttp.connector import Connection
 
 import gateway
 from gateway.proxy.event_pass import BUFFER, SMALL_READ
-from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES
-from gateway.proxy.upstream_headers import READ
+from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES, READ
 from tests.fuzz.twins import Pooled, Queue, connections
 
 ROOT = Path(gateway.__file__).parent

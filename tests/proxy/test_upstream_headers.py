@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from gateway.proxy.upstream_headers import keep_only_id, kept_id
+from gateway.proxy.upstream import keep_only_id, kept_id
 
 
 @pytest.mark.parametrize(

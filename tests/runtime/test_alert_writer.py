@@ -9,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.alerts.alerts import Alerts
-from gateway.alerts.outbox import Outbox
-from gateway.config.alerts import AlertSettings
-from gateway.runtime import alert_writer as module
-from gateway.runtime.alert_writer import AlertWriter
+from gateway.alerts.event import Outbox
+from gateway.config.schema import AlertSettings
+from gateway.runtime import worker as module
+from gateway.runtime.worker import AlertWriter
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.runtime import background
-from gateway.runtime.background import BackgroundTask
+from gateway.runtime import process
+from gateway.runtime.process import BackgroundTask
 from tests.patience import PATIENCE_S
 
 
@@ -38,7 +38,7 @@ class Fails(BackgroundTask):
 
 @pytest.mark.parametrize("swallows", [0, 2])
 async def test_it_has_ended_after_the_exit(swallows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "CANCEL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(process, "CANCEL_INTERVAL_S", 0.01)
     before = asyncio.all_tasks()
     async with asyncio.timeout(PATIENCE_S):
         async with Waits(swallows) as waits:

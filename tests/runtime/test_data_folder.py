@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import GatewayError, Misconfigured
 from gateway.config.schema import Config
-from gateway.errors import GatewayError, Misconfigured
 from gateway.runtime.data_folder import NoStore, check_access, data_folder, existing_folder, has_store, usage_folder
 from tests.disk import small_disk
 
@@ -71,22 +71,6 @@ def test_an_embedded_store_is_there_once_it_has_been_started(tmp_path: Path) -> 
     assert usage_folder(config_of(tmp_path)) == tmp_path / "usage", "it may have been copied from elsewhere"
     (tmp_path / "store.lock").touch()
     assert existing_folder(config_of(tmp_path)) == tmp_path
-
-
-def test_a_store_in_the_current_folder_is_named_and_no_other_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here" / "data" / "appendonlydir").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "here")
-    folder = tmp_path / "conf" / "data"
-    said = refused(folder)
-    assert f"no store at {folder}, but there is one at {tmp_path}/here/data" in said
-    assert f"Write `data: {tmp_path}/here/data`" in said
-    with pytest.raises(NoStore, match=f"there is one at {tmp_path}/here/data"):
-        existing_folder(config_of(folder))
-    assert not (tmp_path / "conf").exists()
-    (folder / "appendonlydir").mkdir(parents=True)
-    assert data_folder(config_of(folder)) == folder
 
 
 @pytest.mark.parametrize("place", ["data", "data/of/it"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gateway.config.document import MAX_FILE_BYTES
-from gateway.management.desk import RefusedReload
-from gateway.runtime.handover import MAX_REASON, Handover, Offer, WorkerEnd
+from gateway.runtime.handover import MAX_REASON, Handover, Offer, RefusedReload, WorkerEnd
 
 
 def test_the_largest_file_is_handed_over_and_half_an_offer_is_none() -> None:

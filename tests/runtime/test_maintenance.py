@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.runtime.maintenance import Maintenance
-from gateway.services import Store
+from gateway.chain.services import Store
+from gateway.runtime.worker import Maintenance
 from gateway.store.client.client import Client
 from gateway.store.layout import SWEEP_LOCK
-from gateway.store.money.results import Settlement
+from gateway.store.money.scripts import Settlement
 from gateway.testing import services
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, balance_and_held, new_request_id, overdue, take

@@ -11,20 +11,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Exchange
-from gateway.errors import Refused, StoreAway
+from gateway.base.errors import Refused, StoreAway
+from gateway.chain.services import Services
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime import revocation
-from gateway.runtime.revocation import RevocationWatch
-from gateway.runtime.revocation_news import RevocationNews
-from gateway.services import Services
+from gateway.runtime.revocation import RevocationNews, RevocationWatch
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import Authenticated, TokenStatus
 from gateway.store.revocations import CHANNEL
-from gateway.store.tokens import Created
+from gateway.store.tokens import Authenticated, Created, TokenStatus
 from gateway.testing import exchange, services
 from tests.patience import PATIENCE_S, wait_until
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreAway
-from gateway.runtime import revocation_news
-from gateway.runtime.revocation_news import RevocationNews
+from gateway.base.errors import StoreAway
+from gateway.runtime import revocation
+from gateway.runtime.revocation import RevocationNews
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.revocations import CHANNEL
@@ -23,7 +23,7 @@ from tests.store.sentinel import How, watched
 
 @pytest.fixture
 async def news(client: Client, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RevocationNews]:
-    monkeypatch.setattr(revocation_news, "RETURN_S", PATIENCE_S)
+    monkeypatch.setattr(revocation, "RETURN_S", PATIENCE_S)
     async with RevocationNews(client) as news:
         await asyncio.wait_for(news.happened.wait(), PATIENCE_S)
         assert news.take() == (set(), True), "what was announced before is not known"
@@ -66,8 +66,8 @@ async def test_a_user_who_may_not_publish_is_not_heard(client: Client, news: Rev
 async def test_a_subscription_that_hears_nothing_is_opened_again(
     client: Client, news: RevocationNews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revocation_news, "RETURN_S", 0.05)
-    monkeypatch.setattr(revocation_news, "SILENT_S", 0.05)
+    monkeypatch.setattr(revocation, "RETURN_S", 0.05)
+    monkeypatch.setattr(revocation, "SILENT_S", 0.05)
     own, news._own = news._own, "gw:echo:of-another"
     assert not await news.test()
     news._own = own
@@ -88,7 +88,7 @@ async def revoke(client: Client, news: RevocationNews, *accounts: str) -> None:
 
 
 async def test_the_news_of_every_node_of_a_cluster_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revocation_news, "RETURN_S", PATIENCE_S)
+    monkeypatch.setattr(revocation, "RETURN_S", PATIENCE_S)
     with cluster(tmp_path) as nodes:
         client = Client.connect(nodes.url, timeout_s=PATIENCE_S)
         async with RevocationNews(client) as news:

@@ -15,12 +15,11 @@ from structlog.testing import capture_logs
 
 from gateway.runtime import store_keeper
 from gateway.runtime.store_keeper import StoreKeeper
-from gateway.store.client import embedded
-from gateway.store.client.answer import ask
-from gateway.store.client.append_only import FOLDER
+from gateway.store import embedded
+from gateway.store.embedded import FOLDER, ask
 from tests.disk import Disk, small_disk
 from tests.patience import PATIENCE_S
-from tests.store.client.test_embedded import LOADED_SLOWLY
+from tests.store.test_embedded import LOADED_SLOWLY
 
 
 @pytest.fixture
@@ -161,8 +160,11 @@ def wait_for_no_hole(keeper: StoreKeeper, folder: Path) -> None:
     while time.monotonic() < deadline:
         keeper.tick()
         time.sleep(0.05)
-        if ask(folder / "store.sock").written >= 0 and not any(  # type: ignore[union-attr]
-            b"\0" in path.read_bytes() for path in (folder / FOLDER).glob("*.incr.aof")
+        answer = ask(folder / "store.sock")  # None while it is busy
+        if (
+            answer is not None
+            and answer.written >= 0
+            and not any(b"\0" in path.read_bytes() for path in (folder / FOLDER).glob("*.incr.aof"))
         ):
             return
     raise AssertionError("a hole is left")

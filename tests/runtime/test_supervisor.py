@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import GatewayError, Misconfigured
+from gateway.base.errors import GatewayError, Misconfigured
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from tests.patience import PATIENCE_S
 

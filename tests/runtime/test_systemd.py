@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.base.errors import Misconfigured
 from gateway.config.schema import Port
-from gateway.errors import Misconfigured
 from gateway.runtime.systemd import ServiceManager, inherited_listeners
 from tests.cli.processes import alive, children, demo_in
 from tests.patience import PATIENCE_S

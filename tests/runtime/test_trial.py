@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import GatewayError
 from gateway.config.schema import load
-from gateway.errors import GatewayError
-from gateway.runtime.trial import Report, Trial
+from gateway.runtime.active_config import ConfigReport, ConfigTest
 
 HEAD = "import asyncio, os, time\nfrom gateway import Plugin\n"
 CHAIN = "plugins: [{use: auth}, {use: 'MODULE:P'}, {use: model-routing}]\n"
@@ -45,7 +45,7 @@ def test_a_plugin_that_hangs_is_named(tmp_path: Path, store_url: str, where: str
     (tmp_path / f"{name}.py").write_text(f"{HEAD}{text}\n")
     file = tmp_path / "gateway.yaml"
     file.write_text(f"{CHAIN.replace('MODULE', name)}data: {tmp_path}/data\n")
-    with Trial(load(file, {}), store_url, limit_s=LATE_S) as trial, pytest.raises(GatewayError) as refused:
+    with ConfigTest(load(file, {}), store_url, limit_s=LATE_S) as trial, pytest.raises(GatewayError) as refused:
         trial.wait()
     assert reason.replace("MODULE", name) in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -57,8 +57,8 @@ def test_a_good_configuration_has_a_report(tmp_path: Path, store_url: str) -> No
     text = "plugins: [{use: auth}, {use: model-routing}]\ngroups: {default: {}}\n"
     text += "channels: {a: {base_url: http://h, api_key: ollama}}\n"
     file.write_text(f"{text}data: {tmp_path}/data\n")
-    with Trial(load(file, {}), store_url) as trial:
-        assert trial.wait() == Report(
+    with ConfigTest(load(file, {}), store_url) as trial:
+        assert trial.wait() == ConfigReport(
             ["auth", "model-routing"],
             ["channels.a: a credential of fewer than 12 characters is not removed from the upstream's answers"],
         )

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admin.actions.links import AdminToken
 from gateway.config.schema import Config
-from gateway.management.admin_token import AdminToken
-from gateway.runtime import active
+from gateway.runtime import active_config
 from gateway.server import tls
 from gateway.store import pepper
 from tests.patience import PATIENCE_S
 
 VERSIONS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "configuration": ("key", active._version),
+    "configuration": ("key", active_config._version),
     "certificate": ("key.pem", tls._version),
     "pepper": ("pepper", lambda file: pepper._version(file.parent)),
     "admin token": ("admin.token", lambda file: AdminToken(Config(data=str(file.parent)))._look()),

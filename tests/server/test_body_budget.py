@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import Refused
-from gateway.server.body_budget import SMALL, BodyBudget, BodyShare
+from gateway.base.errors import Refused
+from gateway.server.body import SMALL_SHARE, BodyBudget, BodyShare
 
 MIB = 1024 * 1024
 
@@ -76,10 +76,10 @@ def test_a_small_body_is_read_beside_a_full_budget_and_leaves_its_owner_one_larg
     budget = BodyBudget(MIB)
     full, small, large = BodyShare(budget, "other"), BodyShare(budget, "one"), BodyShare(budget, "one")
     full.grow(MIB)
-    small.grow(SMALL)
-    assert refusal(large.grow, SMALL + 1) == (503, "service_unavailable")
+    small.grow(SMALL_SHARE)
+    assert refusal(large.grow, SMALL_SHARE + 1) == (503, "service_unavailable")
     full.release()
-    large.grow(MIB - SMALL)
+    large.grow(MIB - SMALL_SHARE)
 
 
 def test_whatever_happens_the_budget_ends_empty() -> None:

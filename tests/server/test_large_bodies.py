@@ -9,10 +9,10 @@ from collections.abc import Generator
 import msgspec
 import pytest
 
+from gateway.base.errors import Refused
 from gateway.chat.request import Body, BodyRules, check
-from gateway.errors import Refused
-from gateway.server import large_bodies
-from gateway.server.large_bodies import SMALL, LargeBodies
+from gateway.server import body
+from gateway.server.body import SMALL, LargeBodies
 from tests.patience import wait_until
 
 LARGE = msgspec.json.encode(
@@ -40,7 +40,7 @@ async def test_a_body_does_not_wait_for_all_those_of_another_account(monkeypatch
         done.append(raw.decode())
         return check(LARGE, RULES)
 
-    monkeypatch.setattr(large_bodies, "check_in_steps", parts)
+    monkeypatch.setattr(body, "check_in_steps", parts)
     bodies = LargeBodies()
     first = [asyncio.create_task(bodies.check(b"one", RULES, "one")) for _ in range(5)]
     await asyncio.sleep(0)
@@ -79,7 +79,7 @@ async def test_the_check_of_a_caller_that_left_is_given_up(monkeypatch: pytest.M
             parts[0] += 1
             yield
 
-    monkeypatch.setattr(large_bodies, "check_in_steps", endless)
+    monkeypatch.setattr(body, "check_in_steps", endless)
     bodies = LargeBodies()
     checking = asyncio.create_task(bodies.check(LARGE, RULES, "one"))
     await wait_until(lambda: parts[0] > 2)

@@ -13,9 +13,8 @@ import pytest
 import uvloop
 
 from gateway.config.schema import Port
-from gateway.server.connections import Connections, Slot
+from gateway.server.connections import AddressTurns, Connections, Slot
 from gateway.server.listener import Listener
-from gateway.server.turns import AddressTurns
 from tests.patience import PATIENCE_S
 
 CROWD = 200

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from gateway.errors import Refused, StoreAway
-from gateway.server.lookups import MAX_QUERIES, THREADS, Lookups
+from gateway.base.errors import Refused, StoreAway
+from gateway.server.own_records import MAX_QUERIES, THREADS, Lookups
 from tests.patience import PATIENCE_S
 
 

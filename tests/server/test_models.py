@@ -10,12 +10,12 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.catalogue import Catalogue
+from gateway.base.errors import Refused
 from gateway.chat.usage import Usage
 from gateway.config.schema import Config, load
-from gateway.errors import Refused
-from gateway.facts import Caller
-from gateway.server.models import ModelList
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.facts import Caller
+from gateway.server.routes import ModelList
 from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.whole.raw import ask, get

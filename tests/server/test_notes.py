@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.server.notes import notes_of
+from gateway.server.own_records import notes_of
 from gateway.usage import gaps
-from gateway.usage.away import Away
-from gateway.usage.gaps import Gap, Reading
+from gateway.usage.gaps import Away, Gap, Reading
 
 DAY_MS = 86_400_000
 

@@ -11,19 +11,22 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.server import pipeline
-from gateway.server.pipeline import MAX_AHEAD, PipelinedHandler
-from gateway.server.received import received
-from gateway.server.turns import AddressTurns
+from gateway.config.schema import Port
+from gateway.server import protocol
+from gateway.server.connections import AddressTurns, Connections
+from gateway.server.protocol import MAX_AHEAD, ServerProtocol, Shared, received
 from tests.patience import PATIENCE_S, wait_until
 
 LARGE = 150_000
 
 
-class Handler(PipelinedHandler):
-    """Counts nothing."""
+class Handler(ServerProtocol):
+    """Counts nothing, and has a transport without a socket."""
 
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        web.RequestHandler.connection_made(self, transport)
 
     def _count_message(self, *, valid: bool) -> None:
         pass
@@ -54,16 +57,19 @@ class Site:
         self.gate = asyncio.Event()
         self.served: list[tuple[str, int]] = []
         self.turns = AddressTurns()
+        self.port = Port(max_head=64 * 1024, max_connections=1000, max_connections_per_address=1000)
+        self.slots = Connections(self.port)
         self.handlers: list[Handler] = []
         self._server = web.Server(self._serve, request_factory=received)  # type: ignore[arg-type]
 
     def protocol(self) -> Handler:
         settings = {"access_log": None, "keepalive_timeout": 60, "read_bufsize": 64 * 1024, "auto_decompress": False}
+        slot = self.slots.take("127.0.0.1")
+        assert slot is not None
         handler = Handler(
             self._server,
-            max_ahead_bytes=64 * 1024,
-            turns=self.turns,
-            address="127.0.0.1",
+            shared=Shared(self.port, self.slots, lambda request, *, left: None, 1 << 16, self.turns),
+            slot=slot,
             loop=asyncio.get_running_loop(),
             **settings,
         )
@@ -139,7 +145,7 @@ def request(choice: random.Random, path: str) -> tuple[bytes, int]:
 async def test_a_connection_goes_on_that_was_paused_for_its_requests_and_for_a_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "TURN_S", PATIENCE_S)  # all of a read is parsed at once
+    monkeypatch.setattr(protocol, "TURN_S", PATIENCE_S)  # all of a read is parsed at once
     last = get("/last")
     async with connected() as (site, handler, writer):
         ahead = [f"/{number}" for number in range(1, MAX_AHEAD)]
@@ -162,7 +168,7 @@ async def test_a_turn_that_a_body_has_had_is_not_kept_for_the_next_request() -> 
 
 
 async def test_a_body_of_known_length_does_not_wait_behind_other_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "TURN_S", 0.0)
+    monkeypatch.setattr(protocol, "TURN_S", 0.0)
     async with connected() as (site, handler, _):
         handler.data_received(post("/small", 10) + b"x" * 10)
         assert not handler._waits_for_turn
@@ -176,7 +182,7 @@ async def test_a_body_of_known_length_does_not_wait_behind_other_heads(monkeypat
     ids=["length", "chunked"],
 )
 async def test_the_parser_is_kept_that_has_the_begin_of_a_head(monkeypatch: pytest.MonkeyPatch, large: bytes) -> None:
-    monkeypatch.setattr(pipeline, "TURN_S", PATIENCE_S)  # the body is parsed at once, as far as its reader takes it
+    monkeypatch.setattr(protocol, "TURN_S", PATIENCE_S)  # the body is parsed at once, as far as its reader takes it
     last = get("/last")
     async with connected() as (site, handler, _):
         site.gate.set()

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-import gateway.server.pipeline as module
-from gateway.proxy.head import _DateLine
-from gateway.server.pipeline import PipelinedHandler
+import gateway.server.protocol as module
+from gateway.proxy.caller import _DateLine
 from gateway.server.protocol import AIOHTTP_ATTRIBUTES, ServerProtocol
 
 SERVER = Path(module.__file__).parent
-FILES = [SERVER / "pipeline.py", SERVER / "protocol.py"]
+FILE = SERVER / "protocol.py"
 
 
 def test_aiohttp_has_the_attributes_that_are_not_public() -> None:
@@ -24,28 +23,25 @@ def test_aiohttp_has_the_attributes_that_are_not_public() -> None:
 
 def test_the_list_of_attributes_is_complete() -> None:
     """The gateway's own attributes are in `__slots__`; any other `self._name` that the modules read is aiohttp's."""
-    source = "".join(file.read_text() for file in FILES)
-    read = set(re.findall(r"\bself\.(_[a-z]\w*)", source))
-    own = {*ServerProtocol.__slots__, *PipelinedHandler.__slots__, "_loop"}
-    own |= {
-        name for name in {**vars(ServerProtocol), **vars(PipelinedHandler)} if not hasattr(web.RequestHandler, name)
-    }
-    overridden = {name for name in vars(PipelinedHandler) if name in AIOHTTP_ATTRIBUTES}
+    read = set(re.findall(r"\bself\.(_[a-z]\w*)", FILE.read_text().partition("class ParsedRequest:")[0]))
+    own = {*ServerProtocol.__slots__, "_loop"}
+    own |= {name for name in vars(ServerProtocol) if not hasattr(web.RequestHandler, name)}
+    overridden = {name for name in vars(ServerProtocol) if name in AIOHTTP_ATTRIBUTES}
     assert (read - own) | overridden == set(AIOHTTP_ATTRIBUTES)
 
 
 def test_no_other_file_uses_attributes_of_the_request_handler() -> None:
     pattern = re.compile(r"\.(" + "|".join(AIOHTTP_ATTRIBUTES) + r")\b")
-    of_the_admin_port = SERVER.parent / "admin/connection.py"  # which uses none
+    of_the_admin_port = SERVER.parent / "admin/http/port.py"  # which uses none
     derived = {path for path in SERVER.parent.rglob("*.py") if "web.RequestHandler" in path.read_text()}
-    assert derived == {FILES[0], of_the_admin_port}
-    for file in {*SERVER.glob("*.py"), of_the_admin_port} - set(FILES):
+    assert derived == {FILE, of_the_admin_port}
+    for file in {*SERVER.glob("*.py"), of_the_admin_port} - {FILE}:
         assert not pattern.search(file.read_text()), file
 
 
 def test_the_date_is_in_http_format_and_formatted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     dates, now = _DateLine(), [784_111_777.9]
-    monkeypatch.setattr("gateway.proxy.head.time.time", lambda: now[0])
+    monkeypatch.setattr("gateway.proxy.caller.time.time", lambda: now[0])
     first = dates.line()
     assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
     assert dates.line() is first

@@ -7,7 +7,7 @@ import re
 
 from aiohttp import web
 
-from gateway.server.received import AIOHTTP_NAMES, ReceivedRequest
+from gateway.server.protocol import AIOHTTP_NAMES, ParsedRequest
 
 OVERRIDDEN = ("handle_error", "log_access")
 """Methods of aiohttp's that use more of a request: the first is replaced, the second does nothing without a log."""
@@ -28,10 +28,10 @@ def test_it_has_what_aiohttp_uses_of_a_request() -> None:
     assert used == set(AIOHTTP_NAMES), (
         "this version of aiohttp differs: read its web_protocol.py before you raise the version"
     )
-    assert all(hasattr(ReceivedRequest, name) for name in used)
+    assert all(hasattr(ParsedRequest, name) for name in used)
 
 
 def test_it_has_what_aiohttp_uses_of_a_message_and_of_a_reader() -> None:
     assert names("payload") == {"is_eof", "readany", "set_exception"}
-    assert all(hasattr(ReceivedRequest, name) for name in names("payload"))
+    assert all(hasattr(ParsedRequest, name) for name in names("payload"))
     assert names("message") <= {"exc", "message", "status"}, "those are of an error, which is no request"

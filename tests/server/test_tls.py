@@ -15,9 +15,9 @@ import trustme
 from structlog.testing import capture_logs
 from yarl import URL
 
+from gateway.base.errors import Misconfigured
 from gateway.config import schema
 from gateway.config.schema import Port, Tls
-from gateway.errors import Misconfigured
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.relay import Relay
 from gateway.runtime.worker import opened

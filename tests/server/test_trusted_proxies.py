@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.addresses import address_of
+from gateway.base.addresses import address_of
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.reload import Reloader
 from gateway.server.trusted_proxies import MOST_PROXIES, TrustedProxies

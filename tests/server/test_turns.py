@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.proxy import turns as waiting
-from gateway.server import turns as module
-from gateway.server.turns import ADDRESSES, BURST_S, SHARED_S, AddressTurns
+from gateway.proxy import scheduler as waiting
+from gateway.server import connections as module
+from gateway.server.connections import ADDRESSES, BURST_S, SHARED_S, AddressTurns
 from tests.patience import wait_until
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.store.client.client import Client, Script
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.wallet import HoldReply, Wallet
 
 ACCOUNT = "acme"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from redis import Redis
 from redis.exceptions import RedisError
 
-from gateway.store.client.embedded import find_server
+from gateway.store.embedded import find_server
 from tests.cli.processes import free_port
 
 SETTINGS: Final = ("--appendonly", "yes", "--save", "", "--bind", "127.0.0.1")

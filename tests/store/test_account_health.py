@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.errors import Refused
-from gateway.store.account_health import AccountHealth, digest_of
-from gateway.store.announced import MARGIN_S
+from gateway.base.errors import Refused
 from gateway.store.channels import Channels, Condition
+from gateway.store.circuit_breaker import MARGIN_S, AccountHealth, digest_of
 from gateway.store.client.client import Client
 from tests.store.test_channel_health import A, C, commands, until, worker
 

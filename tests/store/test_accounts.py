@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreAway
-from gateway.facts import NO_BUDGETS, AccountLimits, Budgets
+from gateway.base.errors import StoreAway
+from gateway.domain.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store.accounts import Account, AccountError, Accounts, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet

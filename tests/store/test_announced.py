@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.store import announced as module
-from gateway.store.announced import KEPT_S, MARGIN_S, MAX_EACH, Announcements
+from gateway.store import circuit_breaker as module
+from gateway.store.circuit_breaker import KEPT_S, MARGIN_S, MAX_EACH, Announcements
 
 
 class Clock:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.errors import Refused, StoreAway
 from gateway.config.channel import Channel
-from gateway.errors import Refused, StoreAway
-from gateway.facts import Candidate
-from gateway.store import channel_health as module
-from gateway.store.channel_health import ChannelHealth
+from gateway.domain.facts import Candidate
+from gateway.store import circuit_breaker as module
 from gateway.store.channels import Channels, Condition, CooldownRules
+from gateway.store.circuit_breaker import ChannelHealth
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
 
 FREE, LIMITED = Channel("http://a/v1"), Channel("http://b/v1", concurrent=2)

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.store import channels as module
 from gateway.store.channels import (
+    AccountCoolDown,
     AccountReport,
-    AccountStatus,
     Admission,
     ChannelLimits,
     ChannelReport,
@@ -237,15 +237,15 @@ async def failed_for(channels: Channels, *accounts: str, cool_ms: int = -1, ok: 
     return condition
 
 
-async def accounts(channels: Channels) -> dict[str, AccountStatus]:
+async def accounts(channels: Channels) -> dict[str, AccountCoolDown]:
     return (await channels.sync("w", {"a": ChannelReport()}))["a"].accounts
 
 
 async def test_an_account_whose_calls_fail_cools_by_itself(channels: Channels, later: Pass) -> None:
     assert await failed_for(channels, "one", "one") is Condition.HEALTHY
-    assert await accounts(channels) == {"one": AccountStatus(0, firm=False)}
+    assert await accounts(channels) == {"one": AccountCoolDown(0, firm=False)}
     assert await failed_for(channels, *["one"] * 50) is Condition.HEALTHY
-    assert await accounts(channels) == {"one": AccountStatus(60, firm=True)}
+    assert await accounts(channels) == {"one": AccountCoolDown(60, firm=True)}
     assert (await channels.show(["a"]))[0].failing_accounts == 1
     assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
     for longer in (120, 200, 200):
@@ -281,7 +281,7 @@ async def test_one_report_of_nothing_but_failures_of_several_accounts_is_enough(
 async def test_the_channel_waits_only_as_long_as_two_accounts_were_asked_to(channels: Channels, later: Pass) -> None:
     assert await failed_for(channels, "one", "one", cool_ms=180) is Condition.HEALTHY
     status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
-    assert (status.condition, status.accounts["one"]) == (Condition.HEALTHY, AccountStatus(180, firm=False))
+    assert (status.condition, status.accounts["one"]) == (Condition.HEALTHY, AccountCoolDown(180, firm=False))
     assert await failed_for(channels, "two", cool_ms=100) is Condition.COOLING
     status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
     assert (status.cool_ms, status.firm) == (100, False)

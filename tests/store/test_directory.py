@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.store import directory
-from gateway.store.accounts import CHANGED, Accounts, AccountStatus, account_key
+from gateway.store import accounts as directory
+from gateway.store.accounts import CHANGED, Accounts, AccountStatus, Directory, account_key
 from gateway.store.client.client import Client
-from gateway.store.directory import Directory
 from tests.patience import PATIENCE_S
 
 

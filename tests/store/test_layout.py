@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from gateway.crash_points import EXIT_CODE
-from gateway.errors import Misconfigured, StoreError
-from gateway.facts import AccountLimits
+from gateway.base.crash_points import EXIT_CODE
+from gateway.base.errors import Misconfigured, StoreError
+from gateway.domain.facts import AccountLimits
 from gateway.store import layout
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.limits import Limited, RateLimiter
 from gateway.store.money.wallet import Wallet
-from gateway.store.pepper import PepperSource
-from gateway.store.pepper_record import checked
+from gateway.store.pepper import PepperSource, checked
 from tests.patience import PATIENCE_S
 from tests.store.conftest import request_id_at
 

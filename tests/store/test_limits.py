@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gateway.config.allowance import LARGEST_RATE
-from gateway.facts import AccountLimits
+from gateway.config.schema import LARGEST_RATE
+from gateway.domain.facts import AccountLimits
 from gateway.store import limits
 from gateway.store.client.client import Argument, Client, Script
 from gateway.store.limits import Limited, Rate, RateLimiter, Taken, TokenLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.config.channel import Channel
 from gateway.store.channels import AccountReport, ChannelReport
-from gateway.store.local_channel import LocalChannel, limits_of, merged
+from gateway.store.circuit_breaker import LocalChannel, limits_of, merged
 
 
 def local() -> LocalChannel:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import Misconfigured, StoreAway
+from gateway.base.errors import Misconfigured, StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.layout import FINGERPRINT

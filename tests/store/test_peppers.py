@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import GatewayError, Misconfigured
-from gateway.store import peppers
+from gateway.base.errors import GatewayError, Misconfigured
+from gateway.store import pepper
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.pepper import PepperSource, make_pepper
-from gateway.store.pepper_change import changing, is_pending, made_before, record_next, replace, write_next
-from gateway.store.pepper_record import record_of
+from gateway.store.pepper import PepperSource, make_pepper, record_of
+from gateway.store.pepper_rotation import changing, is_pending, made_before, record_next, replace, write_next
 from gateway.store.tokens import Created, TokenRefused, Tokens
 
 
@@ -118,7 +117,7 @@ async def test_the_file_is_looked_at_once_a_second_at_most(
     looks = []
     source = PepperSource(lambda: b"x" * 32, version=lambda: looks.append(1))
     tokens = Tokens(client, source)
-    monkeypatch.setattr(peppers, "LOOK_INTERVAL_S", 3600)
+    monkeypatch.setattr(pepper, "LOOK_INTERVAL_S", 3600)
     for _ in range(50):
         with pytest.raises(TokenRefused):
             await tokens.authenticate("sk-acme-12345678-" + "x" * 28)

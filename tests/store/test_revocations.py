@@ -9,14 +9,13 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.facts import AccountLimits
+from gateway.domain.facts import AccountLimits
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.client.step import run_steps
+from gateway.store.client.steps import run_steps
 from gateway.store.client.subscription import Subscription
-from gateway.store.known_tokens import TokenStatus
 from gateway.store.revocations import CHANNEL, DELETED, DISABLED, EXPIRED, INACTIVE, Revocations
-from gateway.store.tokens import Tokens
+from gateway.store.tokens import Tokens, TokenStatus
 from tests.patience import PATIENCE_S, wait_until
 
 PEPPER = b"a pepper of some length"

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import StoreAway
-from gateway.facts import AccountLimits, Budgets
-from gateway.store import token_rotation
+from gateway.base.errors import StoreAway
+from gateway.domain.facts import AccountLimits, Budgets
+from gateway.store import tokens as token_rotation
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import TokenStatus
-from gateway.store.tokens import TokenError, TokenRefused, Tokens
+from gateway.store.tokens import TokenError, TokenRefused, Tokens, TokenStatus
 
 PEPPER = b"a pepper of some length"
 DAY_S = 86_400

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.store.known_tokens import Token, TokenStatus
-from gateway.store.token_record import Record, decode, encode, token_of
+from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.store.tokens import Token, TokenRecord, TokenStatus, decode, encode, token_of
 
 BEFORE = (
     b'{"digest":"AAEC","token":{"id":"alice-1a2b3c4d","name":"laptop","status":"active","created_at":5,"expires_at":null,'
@@ -32,7 +31,7 @@ def test_a_token_that_was_replaced_or_replaces_one_has_its_links() -> None:
 @pytest.mark.parametrize("limits", [NO_LIMITS, AccountLimits(concurrent=1), AccountLimits(1, 2, 3)])
 def test_what_was_written_is_read(budgets: Budgets, limits: AccountLimits) -> None:
     token = Token(id="alice-1a2b3c4d", created_at=1, budgets=budgets, limits=limits, addresses=("10.0.0.0/8",))
-    record = Record(b"\x00\xff", token)
+    record = TokenRecord(b"\x00\xff", token)
     assert decode(encode(record)) == record
     assert token_of(encode(record)) == token
     changed = record.replaced(status=TokenStatus.DISABLED).token

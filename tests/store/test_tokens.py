@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.facts import NO_BUDGETS, AccountLimits, Budgets
+from gateway.domain.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store.accounts import Accounts, AccountStatus, Profile
 from gateway.store.client.client import Client
-from gateway.store.client.step import STOPPED, run_steps
-from gateway.store.known_tokens import Authenticated, TokenStatus
+from gateway.store.client.steps import STOPPED, run_steps
 from gateway.store.money.wallet import Wallet
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens
+from gateway.store.tokens import HOUR_S, Authenticated, TokenError, TokenRefused, Tokens, TokenStatus
 from tests.patience import wait_until
 
 PEPPER = b"a pepper of some length"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.tools.differences import MOST_CHARACTERS, MOST_LINES, differences
+from gateway.tools.explain import MOST_CHARACTERS, MOST_LINES, differences
 
 
 def top(**fields: object) -> dict[str, msgspec.Raw]:

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.request_id import utc
+from gateway.base.ids import utc
 from gateway.store.client.client import Client
-from gateway.usage import filling, gaps, queries, sink
-from gateway.usage.aside import REPLACED, gaps_of
-from gateway.usage.damage import UnusableFile, files_aside, set_aside
-from gateway.usage.database import path_of
+from gateway.usage import gap_filling, gaps, queries, sink
+from gateway.usage.database import UnusableFile, files_aside, path_of, set_aside
 from gateway.usage.gaps import DAY_MS
-from gateway.usage.gateways import gateways_of
+from gateway.usage.replication import REPLACED, gaps_of, gateways_of
 from tests.usage.test_reader import Machine, machines
 
 __all__ = ["machines"]
@@ -23,8 +21,8 @@ __all__ = ["machines"]
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "FILL_S", 0)
-    monkeypatch.setattr(filling, "ASK_S", 0)
-    monkeypatch.setattr(filling, "PAGE", 7)
+    monkeypatch.setattr(gap_filling, "ASK_S", 0)
+    monkeypatch.setattr(gap_filling, "PAGE", 7)
 
 
 def lacking(folder: Path) -> list[str]:

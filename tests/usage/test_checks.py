@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.request_id import month
+from gateway.base.ids import month
 from gateway.usage import database, queries
-from gateway.usage.damage import SUSPECT, UnusableFile, files_aside
-from gateway.usage.database import UsageDatabase, path_of
-from tests.records import arrival, end
+from gateway.usage.database import SUSPECT, UnusableFile, UsageDatabase, files_aside, path_of
+from tests.records import arrival, end, usage_database
 
 OLD = end(arrival())
 MONTH = month(OLD.id)
@@ -27,7 +26,7 @@ def lost() -> list[str]:
 def rows(tmp_path: Path, lost: list[str], monkeypatch: pytest.MonkeyPatch) -> UsageDatabase:
     """Return a writer that has written some hundred records, and checks its files each time."""
     monkeypatch.setattr(database, "CHECK_S", 0)
-    rows = UsageDatabase(tmp_path, lost.append)
+    rows = usage_database(tmp_path, lost.append)
     rows.write([OLD, *(end(arrival()) for _ in range(400))])
     return rows
 

@@ -19,17 +19,16 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpServer
 from structlog.testing import capture_logs
 
+from gateway.base.errors import GatewayError, StoreAway
 from gateway.config.schema import Config, UsageSettings
-from gateway.errors import GatewayError, StoreAway
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import clickhouse, queries
 from gateway.usage.clickhouse import TABLE, VIEW, ClickHouse, Copier
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import COLUMNS, GROUPS, UsageDatabase
 from gateway.usage.log import UsageLog
-from gateway.usage.tables import COLUMNS, GROUPS
 from tests.patience import PATIENCE_S
-from tests.records import COSTED, arrival, end
+from tests.records import COSTED, arrival, end, usage_database
 
 NAME, PASSWORD = "sluice", "database-password-0815"
 
@@ -102,7 +101,7 @@ async def server_without_engine(aiohttp_server: AiohttpServer) -> Server:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = UsageDatabase(tmp_path / "usage")
+    database = usage_database(tmp_path / "usage")
     yield database
     database.close()
 

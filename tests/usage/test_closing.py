@@ -7,14 +7,14 @@ import time
 import msgspec
 import pytest
 
-from gateway.exchange import Outcome
-from gateway.management.story import verdict
-from gateway.request_id import arrival_ms
+from gateway.admin.actions.requests import verdict
+from gateway.base.ids import arrival_ms
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import queries, sink
 from gateway.usage.gaps import Gap
-from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.record import Record
+from gateway.usage.replication import forget, gateways_of
 from tests.records import arrival, end, id_at
 from tests.usage.test_reader import Machine, age, machines
 

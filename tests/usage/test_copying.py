@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from gateway.store.client.client import Client
-from gateway.usage import copying
-from gateway.usage.clickhouse import ClickHouse
-from gateway.usage.copying import SharedCopier
+from gateway.usage import clickhouse
+from gateway.usage.clickhouse import ClickHouse, SharedCopier
 from gateway.usage.gaps import Gap
-from gateway.usage.keys import COPIED, COPIER
+from gateway.usage.stream import COPIED, COPIER
 from tests.records import arrival, end
 from tests.usage.test_clickhouse import Server, server_without_engine
 from tests.usage.test_reader import Machine, machines
@@ -74,4 +73,4 @@ async def test_the_lease_ends_by_itself(machines: list[Machine], client: Client,
     copier = copier_of(machines[0], server_without_engine)
     await copier.copy_batch()
     await copier.copy_batch()
-    assert 0 < await client.call("PTTL", COPIER) <= copying.LEASE_MS
+    assert 0 < await client.call("PTTL", COPIER) <= clickhouse.LEASE_MS

@@ -9,12 +9,12 @@ import time
 import msgspec
 import pytest
 
-from gateway.request_id import arrival_ms, first_id
+from gateway.base.ids import arrival_ms, first_id
 from gateway.store.client.client import Client
-from gateway.usage import gaps, reader
-from gateway.usage.gateways import forget, gateways_of, unknown_to_store
-from gateway.usage.keys import EARLIER, STREAM
+from gateway.usage import gaps, replication
 from gateway.usage.record import encode
+from gateway.usage.replication import forget, gateways_of, unknown_to_store
+from gateway.usage.stream import EARLIER, STREAM
 from tests.records import arrival, end, id_at
 from tests.usage.test_reader import Machine, age, machines
 
@@ -55,7 +55,7 @@ async def test_lists_name_what_other_gateways_may_have_in_the_words_of_the_searc
     machines: list[Machine], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three = machines
-    monkeypatch.setattr(reader, "LOOK_S", 0)
+    monkeypatch.setattr(replication, "LOOK_S", 0)
     assert gaps.notes(one.usage.folder) == []
     await three.usage.spool.append(encode(end(arrival())))
     three.usage.max_entries = 0  # the stream is full
@@ -113,7 +113,7 @@ async def test_a_gateway_that_was_forgotten_is_still_named_for_the_time_of_which
 async def test_a_gateway_that_was_forgotten_is_named_though_the_store_was_emptied(
     machines: list[Machine], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "LOOK_S", 0)
+    monkeypatch.setattr(replication, "LOOK_S", 0)
     one, two, three = machines
     then = an_id(60_000)
     for each in (two, three):

@@ -15,21 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.exchange import Outcome
-from gateway.request_id import arrival_ms, month
+from gateway.base.ids import arrival_ms, month
+from gateway.domain.exchange import Outcome
 from gateway.usage import queries
-from gateway.usage.damage import UnusableFile, files_aside
-from gateway.usage.database import UsageDatabase, months, months_ago, path_of
+from gateway.usage.database import (
+    GROUPS,
+    SUM_COLUMNS,
+    SUMS,
+    UnusableFile,
+    UsageDatabase,
+    files_aside,
+    months,
+    months_ago,
+    path_of,
+)
 from gateway.usage.record import Record
-from gateway.usage.tables import GROUPS, SUM_COLUMNS, SUMS
-from tests.records import arrival, close_open, end, id_at
+from tests.records import arrival, close_open, end, id_at, usage_database
 
 NEW_YEAR_MS = 1_798_761_600_000
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     yield database
     database.close()
 
@@ -168,7 +176,7 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
     steps: list[list[Record] | None],
 ) -> None:
     with TemporaryDirectory() as name:
-        database = UsageDatabase(Path(name))
+        database = usage_database(Path(name))
         written: set[str] = set()
         for step in steps:
             if step is None:
@@ -183,7 +191,7 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
 
 @pytest.mark.parametrize("content", [b"garbage" * 5000, b"\0" * 8192, b"SQLite format 3\0" + b"\xff" * 9000])
 def test_a_damaged_file_is_set_aside_and_a_fresh_one_begun(tmp_path: Path, content: bytes) -> None:
-    database, first, second = UsageDatabase(tmp_path), end(arrival()), end(arrival())
+    database, first, second = usage_database(tmp_path), end(arrival()), end(arrival())
     database.write([first])
     database.close()
     path = path_of(tmp_path, month(first.id))
@@ -203,7 +211,7 @@ def test_a_damaged_file_is_set_aside_and_a_fresh_one_begun(tmp_path: Path, conte
 
 
 def test_a_follower_goes_on_in_the_file_that_replaces_a_damaged_one(tmp_path: Path) -> None:
-    database, later = UsageDatabase(tmp_path), end(arrival())
+    database, later = usage_database(tmp_path), end(arrival())
     database.write([end(arrival()) for _ in range(5)])
     database.close()
     tail = queries.Tail(tmp_path)
@@ -217,7 +225,7 @@ def test_a_file_that_was_cut_anywhere_stops_no_record(tmp_path: Path) -> None:
     chance = random.Random(3)
     for number in range(12):
         folder, record = tmp_path / str(number), end(arrival())
-        database = UsageDatabase(folder)
+        database = usage_database(folder)
         database.write([end(arrival()) for _ in range(40)])
         database.close()
         path = path_of(folder, month(record.id))
@@ -231,13 +239,13 @@ def test_a_file_that_was_cut_anywhere_stops_no_record(tmp_path: Path) -> None:
 def test_what_is_in_the_place_of_a_file_is_set_aside(tmp_path: Path, in_the_way: Callable[[Path], object]) -> None:
     record = end(arrival())
     in_the_way(path_of(tmp_path, month(record.id)))
-    UsageDatabase(tmp_path).write([record])
+    usage_database(tmp_path).write([record])
     assert queries.find(tmp_path, record.id) == record
     assert len(files_aside(tmp_path)) == 1
 
 
 def test_a_file_that_was_deleted_under_the_writer_is_begun_again(tmp_path: Path) -> None:
-    database, first, second = UsageDatabase(tmp_path), end(arrival()), end(arrival())
+    database, first, second = usage_database(tmp_path), end(arrival()), end(arrival())
     database.write([first])
     for path in tmp_path.glob("usage-*"):
         path.unlink()
@@ -247,7 +255,7 @@ def test_a_file_that_was_deleted_under_the_writer_is_begun_again(tmp_path: Path)
 
 def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:
     old, now = end(arrival(id_at(1_700_000_000_000))), end(arrival())
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     database.write([old, now, arrival()])
     database.close()
     path_of(tmp_path, month(old.id)).write_bytes(b"garbage" * 5000)
@@ -264,7 +272,7 @@ def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:
 
 def test_a_row_with_garbage_is_named_by_its_file(tmp_path: Path) -> None:
     record = end(arrival())
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     database.write([record])
     database.close()
     with contextlib.closing(sqlite3.connect(path_of(tmp_path, month(record.id)))) as file, file:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage import filling, queries, reader, sink
-from gateway.usage.damage import set_aside
+from gateway.usage import gap_filling, queries, replication, sink
+from gateway.usage.database import set_aside
 from gateway.usage.gaps import SKEW_MS, Gap
-from gateway.usage.keys import FILLED, WANTED
+from gateway.usage.stream import FILLED, WANTED
 from tests.records import arrival, id_at
 from tests.usage.test_database import rolled_up, summed
 from tests.usage.test_reader import Machine, age, machines
@@ -24,8 +24,8 @@ __all__ = ["machines"]
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "FILL_S", 0)
-    monkeypatch.setattr(filling, "ASK_S", 0)
-    monkeypatch.setattr(filling, "PAGE", 7)
+    monkeypatch.setattr(gap_filling, "ASK_S", 0)
+    monkeypatch.setattr(gap_filling, "PAGE", 7)
 
 
 async def turns(machines: list[Machine], count: int) -> None:
@@ -41,7 +41,7 @@ async def test_a_gateway_that_was_away_for_too_long_has_everything_after_a_while
     under_way = arrival()
     await one.usage.submit_arrival(under_way)
     await turns(machines, 1)
-    await age(client, three, reader.KEPT_MS + 1000)
+    await age(client, three, replication.KEPT_MS + 1000)
     ids = await one.served(20)
     open_still = arrival()
     await one.usage.submit_arrival(open_still)

@@ -7,10 +7,10 @@ import os
 import time
 from pathlib import Path
 
-from gateway.request_id import utc
-from gateway.server.notes import notes_of
+from gateway.base.ids import utc
+from gateway.server.own_records import notes_of
 from gateway.store.client.client import Client
-from gateway.usage import gaps, lag
+from gateway.usage import gaps
 from tests.usage.test_reader import Machine, machines
 
 __all__ = ["machines"]
@@ -19,7 +19,7 @@ __all__ = ["machines"]
 def let_pass(folder: Path, seconds: float) -> int:
     """Have the sink last read everything `seconds` earlier; return when that was."""
     at = time.time() - seconds
-    os.utime(folder / lag.READ, (at, at))
+    os.utime(folder / gaps.READ, (at, at))
     return round(at * 1000)
 
 
@@ -60,8 +60,8 @@ async def test_what_is_stopped_in_order_lacks_nothing_unless_other_gateways_go_o
 async def test_the_only_gateway_lacks_nothing_after_it_was_stopped_in_order(client: Client, tmp_path: Path) -> None:
     only = Machine(client, tmp_path)
     await only.drain()
-    assert (tmp_path / lag.READ).exists()
+    assert (tmp_path / gaps.READ).exists()
     stopped = asyncio.Event()
     stopped.set()
     await only.sink.run(stopped)
-    assert not (tmp_path / lag.READ).exists()
+    assert not (tmp_path / gaps.READ).exists()

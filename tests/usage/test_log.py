@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import Misconfigured, StoreAway
-from gateway.exchange import Outcome
-from gateway.request_id import month
+from gateway.base.errors import Misconfigured, StoreAway
+from gateway.base.ids import month
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.client.masters import Masters
+from gateway.store.client.durability import Masters
+from gateway.store.embedded import EmbeddedStore
+from gateway.usage import log, search
 from gateway.usage import log as module
-from gateway.usage import unwritten, waiting
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.usage.database import path_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, decode, encode
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end, id_at
+from tests.records import arrival, end, id_at, usage_database
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ async def test_ends_in_memory_are_written_to_the_store_that_is_back(usage: Usage
 async def test_ends_of_refused_requests_leave_memory_for_those_that_were_charged(
     usage: UsageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwritten, "MAX_REFUSED_BYTES", 1000)
-    kept = unwritten.Unwritten()
+    monkeypatch.setattr(log, "MAX_REFUSED_BYTES", 1000)
+    kept = log.Unwritten()
     for _ in range(20):
         kept.add(end(arrival(), attempts=[], charge_micros=0, outcome=Outcome.REFUSED), "full")
     few = len(kept)
@@ -163,7 +163,7 @@ async def test_a_request_is_found_in_the_stream_before_it_is_in_the_files(usage:
 async def test_a_request_is_found_among_many_others_in_the_stream(
     usage: UsageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PAGE", 10)
+    monkeypatch.setattr(search, "PAGE", 10)
     wanted = arrival()
     await usage.submit_arrival(wanted)
     await asyncio.gather(*(usage.submit_arrival(arrival()) for _ in range(45)))
@@ -173,7 +173,7 @@ async def test_a_request_is_found_among_many_others_in_the_stream(
 
 async def test_a_request_whose_arrival_is_in_the_files_and_whose_end_waits_has_ended(usage: UsageLog) -> None:
     opened = arrival()
-    UsageDatabase(usage.folder).write([opened])
+    usage_database(usage.folder).write([opened])
     assert await usage.find(opened.id) == opened
     await usage.end(end(opened))
     assert await usage.find(opened.id) == end(opened)
@@ -181,7 +181,7 @@ async def test_a_request_whose_arrival_is_in_the_files_and_whose_end_waits_has_e
 
 async def test_an_old_request_is_not_searched_among_the_entries_of_later_ones(usage: UsageLog) -> None:
     await fill(usage, 80_000)
-    longest_ms = 3_600_000 + waiting.MAX_CLOCK_STEP_MS
+    longest_ms = 3_600_000 + search.MAX_CLOCK_STEP_MS
     old = id_at(round(time.time() * 1000) - longest_ms - 10_000)
     before = await usage.client.call("INFO", "commandstats")
     assert await usage.find(old) is None
@@ -191,7 +191,7 @@ async def test_an_old_request_is_not_searched_among_the_entries_of_later_ones(us
     after = await usage.client.call("INFO", "commandstats")
     pages = [each["cmdstat_xrange"]["calls"] for each in (before, between, after)]
     assert pages[1] - pages[0] == 1
-    assert pages[2] - pages[1] == 80_000 // waiting.PAGE + 1
+    assert pages[2] - pages[1] == 80_000 // search.PAGE + 1
 
 
 async def test_other_calls_are_served_while_many_entries_are_searched(usage: UsageLog) -> None:
@@ -222,7 +222,7 @@ async def fill(usage: UsageLog, count: int) -> None:
 
 async def test_a_request_in_a_damaged_file_is_not_said_to_have_never_arrived(usage: UsageLog) -> None:
     ended, in_stream = end(arrival()), end(arrival())
-    rows = UsageDatabase(usage.folder)
+    rows = usage_database(usage.folder)
     rows.write([ended])
     rows.close()
     path_of(usage.folder, month(ended.id)).write_bytes(b"garbage" * 1000)
@@ -247,7 +247,7 @@ async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> Non
 
 async def test_an_account_finds_only_its_own_requests(usage: UsageLog) -> None:
     own, other, without = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
-    UsageDatabase(usage.folder).write([own, other, without])
+    usage_database(usage.folder).write([own, other, without])
     assert await usage.find(own.id, "demo") == own
     assert await usage.find(other.id, "demo") is None
     assert await usage.find(without.id, "demo") is None
@@ -258,7 +258,7 @@ async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id
     frozen: UsageLog,
 ) -> None:
     ended = end(arrival())
-    UsageDatabase(frozen.folder).write([ended])
+    usage_database(frozen.folder).write([ended])
     assert await frozen.find(ended.id) == ended
     with pytest.raises(StoreAway):
         await frozen.find(arrival().id)

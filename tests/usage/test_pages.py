@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.exchange import Outcome
-from gateway.usage import pages
-from gateway.usage.damage import UnusableFile
-from gateway.usage.database import UsageDatabase, path_of
-from gateway.usage.pages import Wanted, own_sums, page
-from gateway.usage.record import Record
-from gateway.usage.reference import hashed_reference
-from tests.records import arrival, end, id_at
+from gateway.domain.exchange import Outcome
+from gateway.usage import queries
+from gateway.usage.database import UnusableFile, UsageDatabase, path_of
+from gateway.usage.queries import RequestsQuery, own_sums, page
+from gateway.usage.record import Record, hashed_reference
+from tests.records import arrival, end, id_at, usage_database
 
 NEW_YEAR_MS = 1_798_761_600_000
 DAY_MS = 86_400_000
@@ -22,16 +20,18 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     yield database
     database.close()
 
 
-def all_pages(folder: Path, wanted: Wanted, limit: int) -> list[Record]:
+def all_pages(folder: Path, wanted: RequestsQuery, limit: int) -> list[Record]:
     """Return what all pages have, and assert that no page has too much."""
     found, after = list[Record](), wanted.after
     while True:
-        part = page(folder, Wanted(wanted.account, after, wanted.model, wanted.outcome, wanted.reference), limit, [])
+        part = page(
+            folder, RequestsQuery(wanted.account, after, wanted.model, wanted.outcome, wanted.reference), limit, []
+        )
         assert len(part.records) <= limit
         found += part.records
         if not part.next:
@@ -45,7 +45,7 @@ def all_pages(folder: Path, wanted: Wanted, limit: int) -> list[Record]:
 def test_all_pages_together_have_each_request_once(
     database: UsageDatabase, monkeypatch: pytest.MonkeyPatch, scanned: int, limit: int
 ) -> None:
-    monkeypatch.setattr(pages, "MAX_SCANNED", scanned)
+    monkeypatch.setattr(queries, "MAX_SCANNED", scanned)
     named = hashed_reference("demo", "x")
     own = [
         end(
@@ -59,23 +59,23 @@ def test_all_pages_together_have_each_request_once(
     database.write([*own, *(end(arrival(each.id[:-1] + "z"), account="other") for each in own)])
     own.reverse()
     folder = database.folder
-    assert all_pages(folder, Wanted("demo"), limit) == own
-    assert all_pages(folder, Wanted("demo", model="a"), limit) == [each for each in own if each.model == "a"]
+    assert all_pages(folder, RequestsQuery("demo"), limit) == own
+    assert all_pages(folder, RequestsQuery("demo", model="a"), limit) == [each for each in own if each.model == "a"]
     refused = [each for each in own if each.outcome is Outcome.REFUSED]
-    assert all_pages(folder, Wanted("demo", outcome=Outcome.REFUSED), limit) == refused
-    assert all_pages(folder, Wanted("demo", reference=named), limit) == [each for each in own if each.reference]
+    assert all_pages(folder, RequestsQuery("demo", outcome=Outcome.REFUSED), limit) == refused
+    assert all_pages(folder, RequestsQuery("demo", reference=named), limit) == [each for each in own if each.reference]
     both = [each for each in refused if each.reference]
-    assert all_pages(folder, Wanted("demo", outcome=Outcome.REFUSED, reference=named), limit) == both
+    assert all_pages(folder, RequestsQuery("demo", outcome=Outcome.REFUSED, reference=named), limit) == both
 
 
 def test_a_reference_of_another_account_is_not_found_even_with_the_same_hash(database: UsageDatabase) -> None:
     database.write([end(arrival(), account="other", reference="same")])
-    assert page(database.folder, Wanted("demo", reference="same"), 10, []).records == []
+    assert page(database.folder, RequestsQuery("demo", reference="same"), 10, []).records == []
 
 
 def test_records_without_an_account_are_in_no_list_and_no_sum(database: UsageDatabase) -> None:
     database.write([end(arrival(), account=""), arrival()])
-    assert page(database.folder, Wanted(""), 10, []).records == []
+    assert page(database.folder, RequestsQuery(""), 10, []).records == []
     assert own_sums(database.folder, "", ["day"], "0000-01-01", "9999-12-31", []) == []
 
 
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(database: UsageDatabas
     database.close()
     path_of(database.folder, "2026-12").write_bytes(b"no database" * 1000)
     unusable: list[UnusableFile] = []
-    assert page(database.folder, Wanted("demo"), 10, unusable).records == [after]
+    assert page(database.folder, RequestsQuery("demo"), 10, unusable).records == [after]
     assert [
         line["requests"] for line in own_sums(database.folder, "demo", [], "2026-01-01", "2027-12-31", unusable)
     ] == [1]

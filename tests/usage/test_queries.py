@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.exchange import Outcome
-from gateway.request_id import arrival_ms
+from gateway.base.ids import arrival_ms
+from gateway.domain.exchange import Outcome
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
-from tests.records import COSTED, arrival, close_open, end, id_at
+from tests.records import COSTED, arrival, close_open, end, id_at, usage_database
 
 DAY_MS = 86_400_000
 NEW_YEAR_MS = 1_798_761_600_000
@@ -20,7 +20,7 @@ NEW_YEAR_MS = 1_798_761_600_000
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     yield database
     database.close()
 

@@ -10,14 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.store.client.client import Client
-from gateway.usage import gaps, queries, reader
+from gateway.usage import gaps, queries, replication
 from gateway.usage.gaps import Gap
-from gateway.usage.gateways import forget, gateways_of
-from gateway.usage.keys import HEARD, STREAM, TRIMMED
 from gateway.usage.log import UsageLog
 from gateway.usage.record import encode
-from gateway.usage.sink import Sink
-from tests.records import arrival, end, id_at
+from gateway.usage.replication import forget, gateways_of
+from gateway.usage.stream import HEARD, STREAM, TRIMMED
+from tests.records import arrival, end, id_at, usage_sink
 from tests.usage.test_database import rolled_up, summed
 
 LONG_AGO_MS = 3_600_000
@@ -28,7 +27,7 @@ class Machine:
 
     def __init__(self, client: Client, folder: Path, max_entries: int = 2000) -> None:
         self.usage = UsageLog(client, folder, max_entries=max_entries)
-        self.sink = Sink(self.usage, retention_months=13, crashed_after_s=600)
+        self.sink = usage_sink(self.usage, retention_months=13, crashed_after_s=600)
 
     async def drain(self) -> None:
         while await self.sink.move_batch():
@@ -164,7 +163,7 @@ async def test_entries_are_kept_no_longer_than_a_day_for_a_gateway_that_is_away(
     machines: list[Machine], client: Client
 ) -> None:
     one, two, three = machines
-    await age(client, three, reader.KEPT_MS + 1000)
+    await age(client, three, replication.KEPT_MS + 1000)
     await one.served(5)
     await one.drain()
     await two.drain()
@@ -245,7 +244,7 @@ async def test_what_was_written_late_is_in_the_gap_in_which_it_was_written(
     machines: list[Machine], client: Client
 ) -> None:
     one, two, three = machines
-    await age(client, three, reader.KEPT_MS + 1000)
+    await age(client, three, replication.KEPT_MS + 1000)
     old_ms = 1_790_000_000_000
     await one.usage.spool.append(encode(end(arrival(id_at(old_ms)))))
     await one.drain()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.record import encode
+from gateway.usage.replication import forget, gateways_of
 from tests.records import arrival, end
 from tests.store.cluster import client, masters
 from tests.usage.test_closing import opened

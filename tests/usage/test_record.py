@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
+from gateway.usage.database import JSON_COLUMNS
 from gateway.usage.record import (
     MAX_NUMBER,
     NUMBERS,
@@ -22,7 +23,6 @@ from gateway.usage.record import (
     encode,
     line_of,
 )
-from gateway.usage.tables import JSON_COLUMNS
 from tests.records import COSTED, arrival, end
 
 

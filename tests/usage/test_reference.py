@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import Refused
-from gateway.usage.reference import MAX_LENGTH, hashed_reference, reference_in
+from gateway.base.errors import Refused
+from gateway.usage.record import MAX_LENGTH, hashed_reference, reference_in
 
 
 def headers(*values: str) -> CIMultiDictProxy[str]:

@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from gateway.store.token_format import TokenCodec
-from gateway.usage.shown_name import MOST, shown_name
+from gateway.usage.record import MOST, shown_name
 
 NAMES = (
     *(

@@ -17,23 +17,23 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.base.errors import StoreAway
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config
-from gateway.errors import StoreAway
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.wallet import Hold, Wallet
-from gateway.usage import queries, reader, sink
+from gateway.usage import queries, replication, sink
 from gateway.usage.database import months, months_ago, path_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import Sink
-from gateway.usage.spool import write_lines
+from gateway.usage.stream import write_lines
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end, id_at
+from tests.records import arrival, end, id_at, usage_sink
 from tests.usage.test_database import rolled_up, summed
 
 
@@ -43,7 +43,7 @@ def usage(client: Client, tmp_path: Path) -> UsageLog:
 
 
 def sink_of(usage: UsageLog, crashed_after_s: float = 600) -> Sink:
-    return Sink(usage, retention_months=13, crashed_after_s=crashed_after_s)
+    return usage_sink(usage, retention_months=13, crashed_after_s=crashed_after_s)
 
 
 async def drain(worker: Sink) -> None:
@@ -80,7 +80,7 @@ async def test_records_move_from_the_stream_to_the_files(usage: UsageLog) -> Non
 
 
 async def test_more_than_a_batch_moves_batch_by_batch(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "BATCH", 7)
+    monkeypatch.setattr(replication, "BATCH", 7)
     monkeypatch.setattr(sink, "BATCH", 7)
     ended = await served(usage, 50)
     await drain(sink_of(usage))
@@ -153,7 +153,7 @@ async def test_a_record_that_sqlite_cannot_store_is_set_aside_and_stops_no_other
     values = {**msgspec.to_builtins(bad), **wrong}
     line = json.dumps(values).encode()
     if "price" in wrong:
-        line = line.replace(b'{"nested": "deeply"}', b'{"nested": ' + b"[" * 5000 + b"]" * 5000 + b"}")
+        line = line.replace(b'{"nested": "deeply"}', b'{"nested": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     await usage.client.call("XADD", usage.stream, "*", FIELD, line)
     await usage.client.call("XADD", usage.stream, "*", FIELD, encode(good))
     write_lines(usage.spool.folder, [line])

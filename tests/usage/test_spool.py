@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.usage.spool import Spool
+from gateway.usage.stream import Spool
 
 
 def lines(spool: Spool) -> list[bytes]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.usage import queries, sums
 from gateway.usage.database import UsageDatabase
 from gateway.usage.sums import DAY_MS, Selected, grouped
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at, usage_database
 from tests.usage.test_tables import earlier  # noqa: F401 - a fixture
 
 NEW_YEAR_MS = 1_798_761_600_000
@@ -20,7 +20,7 @@ NEW_YEAR_MS = 1_798_761_600_000
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     for number in range(12):
         changes: dict[str, Any] = {**COSTED} if number % 2 else {}
         opened = arrival(id_at(NEW_YEAR_MS + (number - 6) * DAY_MS // 2))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 
-from gateway.usage import queries, tables
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.usage import database, queries
+from gateway.usage.database import COLUMNS, GROUPS, SUM_COLUMNS, SUMS, path_of
 from gateway.usage.record import Record
-from gateway.usage.tables import COLUMNS, GROUPS, SUM_COLUMNS, SUMS
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at, usage_database
 
 NEW_YEAR_MS: Final = 1_798_761_600_000
 MONTH: Final = "2027-01"
@@ -105,7 +105,7 @@ def test_it_is_read_as_it_is(tmp_path: Path, earlier: list[Record]) -> None:
 def test_it_is_completed_when_it_is_written_to(tmp_path: Path, earlier: list[Record]) -> None:
     late, added = end(earlier[2], **COSTED), end(arrival(id_at(NEW_YEAR_MS + 3)), cached_tokens=4, cache_write_tokens=2)
     for _ in range(2):
-        database = UsageDatabase(tmp_path)
+        database = usage_database(tmp_path)
         database.write([late, added])
         database.close()
     assert list(queries.select(tmp_path)) == [as_earlier(earlier[0]), as_earlier(earlier[1]), late, added]
@@ -116,10 +116,10 @@ def test_it_is_completed_when_it_is_written_to(tmp_path: Path, earlier: list[Rec
 
 
 def test_the_earlier_version_can_still_write_to_a_completed_file(tmp_path: Path, earlier: list[Record]) -> None:
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     database.write([earlier[2]])
     record = end(arrival(id_at(NEW_YEAR_MS + 4)), **COSTED)
-    with sqlite3.connect(path_of(tmp_path, MONTH), isolation_level=None) as file:
+    with closing(sqlite3.connect(path_of(tmp_path, MONTH), isolation_level=None)) as file:
         file.executescript(triggers(LATER_DAY))  # as it does when it opens a file
         write_earlier(file, record)
     database.write([end(earlier[2], **COSTED)])
@@ -133,14 +133,14 @@ def test_an_interrupted_completion_changes_nothing(
     tmp_path: Path, earlier: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = sqlite3.connect(path_of(tmp_path, MONTH), isolation_level=None)
-    monkeypatch.setattr(tables, "SUMS", (*SUMS, "1"))
+    monkeypatch.setattr(database, "SUMS", (*SUMS, "1"))
     with pytest.raises(sqlite3.Error):
-        tables.create(file)
+        database.create(file)
     monkeypatch.undo()
-    assert tables.columns(file, "requests") == {"number", *EARLIER}
-    assert "unknown_costs" not in tables.columns(file, "days")
-    tables.create(file)
-    assert tables.columns(file, "requests") == {"number", *COLUMNS}
-    assert tables.columns(file, "days") == {*GROUPS, *SUMS}
+    assert database.columns(file, "requests") == {"number", *EARLIER}
+    assert "unknown_costs" not in database.columns(file, "days")
+    database.create(file)
+    assert database.columns(file, "requests") == {"number", *COLUMNS}
+    assert database.columns(file, "days") == {*GROUPS, *SUMS}
     file.close()
     assert list(queries.select(tmp_path)) == [as_earlier(record) for record in earlier]

@@ -11,16 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.exchange import Outcome
-from gateway.usage import totals
-from gateway.usage.damage import UnusableFile
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.domain.exchange import Outcome
+from gateway.usage import sums
+from gateway.usage.database import SUMS, UnusableFile, UsageDatabase, path_of
 from gateway.usage.record import Record
-from gateway.usage.sums import DAY_MS, Selected, grouped, statement
-from gateway.usage.tables import SUMS
-from gateway.usage.total_lines import Order, Row
-from gateway.usage.totals import Summing
-from tests.records import COSTED, arrival, end, id_at
+from gateway.usage.sums import DAY_MS, Order, Row, Selected, Summing, grouped, statement
+from tests.records import COSTED, arrival, end, id_at, usage_database
 
 NEW_YEAR_MS = 1_798_761_600_000
 NOW_MS = NEW_YEAR_MS + 5 * DAY_MS + 9 * 3_600_000
@@ -40,7 +36,7 @@ BY = (
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = UsageDatabase(tmp_path)
+    database = usage_database(tmp_path)
     yield database
     database.close()
 
@@ -106,7 +102,7 @@ def test_sums_are_those_of_the_log_whatever_is_written(
     database: UsageDatabase, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...], wanted: Selected
 ) -> None:
     random_ = random.Random(4711)
-    monkeypatch.setattr(totals, "FEW", 4)
+    monkeypatch.setattr(sums, "FEW", 4)
     now_ms = NOW_MS
     summing = Summing(database.folder, lambda: now_ms / 1000)
     check(summing, database.folder, by, wanted)
@@ -139,7 +135,7 @@ def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monk
         read.append(wanted)
         return real(file, by, wanted)
 
-    monkeypatch.setattr("gateway.usage.total_lines.statement", counting)
+    monkeypatch.setattr("gateway.usage.sums.statement", counting)
     today_ms = NOW_MS // DAY_MS * DAY_MS
     for order in (Order(10), Order(10, "requests")):
         for by in (("account",), ("day", "account")):
@@ -154,7 +150,7 @@ def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monk
 
 
 def test_after_many_ends_all_is_added_up_again(database: UsageDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "MANY", 10)
+    monkeypatch.setattr(sums, "MANY", 10)
     summing = Summing(database.folder, lambda: NOW_MS / 1000)
     for count in (5, 15, 5, 30):
         database.write(some(random.Random(count), count))
@@ -164,7 +160,7 @@ def test_after_many_ends_all_is_added_up_again(database: UsageDatabase, monkeypa
 def test_another_file_in_the_place_of_one_is_read_anew(tmp_path: Path) -> None:
     summing = Summing(tmp_path, lambda: NOW_MS / 1000)
     for seed in (1, 2):
-        database = UsageDatabase(tmp_path)
+        database = usage_database(tmp_path)
         database.write(some(random.Random(seed), 40))
         for by in BY:
             check(summing, tmp_path, by, Selected())
@@ -176,7 +172,7 @@ def test_another_file_in_the_place_of_one_is_read_anew(tmp_path: Path) -> None:
 
 def test_no_more_is_kept_than_some_bytes(database: UsageDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     database.write(some(random.Random(1), 200))
-    monkeypatch.setattr(totals, "MAX_BYTES", 2000)
+    monkeypatch.setattr(sums, "MAX_BYTES", 2000)
     summing = Summing(database.folder, lambda: NOW_MS / 1000)
     for by in BY * 2:
         check(summing, database.folder, by, Selected())

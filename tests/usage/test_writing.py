@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import MAX_NUMBER, Record
-from tests.records import COSTED, arrival, end
+from tests.records import COSTED, arrival, end, usage_database
 from tests.usage.test_database import rolled_up, summed
 
 OPENED = [arrival() for _ in range(3)]
@@ -21,7 +21,7 @@ CRASHED = end(OPENED[0], account="c", outcome=Outcome.GATEWAY_CRASHED)
 
 @pytest.fixture
 def database(tmp_path: Path) -> UsageDatabase:
-    return UsageDatabase(tmp_path)
+    return usage_database(tmp_path)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

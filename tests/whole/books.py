@@ -16,19 +16,18 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from gateway.chain.services import Store
 from gateway.cli.commands import program
 from gateway.config.schema import load
-from gateway.services import Store
 from gateway.store.accounts import Account
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from gateway.usage import queries
 from gateway.usage.record import Record
-from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
-from tests.records import close_open
+from tests.records import close_open, usage_sink
 
 OPENING = 1_000_000_000
 LEASE_S = 4
@@ -185,7 +184,7 @@ class Books:
 
 async def records_of(store: Store) -> dict[str, Record]:
     """Move a usage log into its files, close unfinished requests as crashed, and return the records by id."""
-    sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
+    sink = usage_sink(store.usage, retention_months=13, crashed_after_s=600)
     while await sink.move_batch():
         pass
     close_open(sink.database, round(time.time() * 1000))

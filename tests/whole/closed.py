@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway import Candidate, Exchange, Plugin, Refused, Route
-from gateway.facts import CircuitBreaker
+from gateway.domain.facts import CircuitBreaker
 
 
 class Shut(CircuitBreaker):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from tests.cli.processes import all_ready
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S

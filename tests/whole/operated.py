@@ -13,13 +13,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.usage.database import UsageDatabase
 from tests.cli.processes import all_ready, answers, free_port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at, usage_database
 
 DAY_MS: Final = 86_400_000
 DAYS: Final = 28
@@ -107,7 +106,7 @@ class Operated:
 def write_past(folder: Path) -> None:
     """Write requests of the days before: six a day, more on some, of two accounts; some failed."""
     start_ms = round(time.time() * 1000) - DAYS * DAY_MS
-    database = UsageDatabase(folder)
+    database = usage_database(folder)
     records = []
     for day in range(DAYS):
         for number in range(3 + day * 5 % 7):

@@ -15,7 +15,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.store.client.embedded import SETTINGS, find_server
+from gateway.store.embedded import SETTINGS, find_server
 from tests.patience import PATIENCE_S
 
 SLOW_S: Final = 2.0

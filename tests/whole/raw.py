@@ -62,12 +62,12 @@ async def ask(port: int, request: bytes) -> Answer:
         writer.close()
 
 
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    """Read one response, whatever its framing."""
+async def read_answer(reader: asyncio.StreamReader, pieces: list[bytes] | None = None) -> Answer:
+    """Read one response, whatever its framing. The pieces of its body are added to `pieces` as they come."""
     start = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(start[0].split(" ")[1])
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in start[1:] if line)}
-    pieces: list[bytes] = []
+    pieces = [] if pieces is None else pieces
     try:
         if headers.get("transfer-encoding") == "chunked":
             while size := int(await reader.readuntil(b"\r\n"), 16):

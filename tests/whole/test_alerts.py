@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from gateway import Budgets
-from gateway.alerts.outbox import Outbox
-from gateway.alerts.sender import Sender
+from gateway.alerts.event import Outbox
+from gateway.alerts.sender import Sender, Webhook
 from gateway.alerts.signature import sign
-from gateway.alerts.webhook import Webhook
 from gateway.store.channels import CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running

@@ -12,13 +12,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.config.model import Model, Serving
-from gateway.config.schema import Config, Demo, PluginEntry, Tls, load
-from gateway.errors import Misconfigured
+from gateway.base.errors import Misconfigured
+from gateway.chain.loading import plugin_class
+from gateway.config.schema import Config, Demo, Model, PluginEntry, Serving, Tls, load
 from gateway.fake_upstream import FakeUpstream
-from gateway.loading import plugin_class
+from gateway.runtime.active_config import ConfigTest
 from gateway.runtime.reload import RELOADABLE, Reloader
-from gateway.runtime.trial import Trial
 from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.patience import PATIENCE_S
@@ -226,5 +225,5 @@ def test_any_value_of_another_setting_is_refused_or_passes_the_trial(tmp_path: P
             loaded = load(file, {})
         except Misconfigured:
             continue
-        with Trial(loaded) as trial:
+        with ConfigTest(loaded) as trial:
             assert trial.wait().exposure

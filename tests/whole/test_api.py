@@ -14,8 +14,8 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from gateway.management.errors import PREFIX
-from gateway.management.table import OPERATIONS
+from gateway.admin.actions.errors import PREFIX
+from gateway.admin.actions.table import ACTIONS
 from tests.cli.processes import Served, demo_in, free_port, gateway, serving
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.api import Api, admin_token, api_of
@@ -112,16 +112,16 @@ async def run(lines: list[str], folder: Path, port: int) -> dict[str, Any]:
 def test_every_operation_is_shown() -> None:
     text = "\n".join(calls())
     missing = []
-    for operation in OPERATIONS:
-        path = re.sub(r"\\\{\w+\\\}", r"[\\w$]+", re.escape(operation.path))
+    for action in ACTIONS:
+        path = re.sub(r"\\\{\w+\\\}", r"[\\w$]+", re.escape(action.path))
         asked = [line for line in text.splitlines() if re.search(rf"\$BASE{path}[ ?\"|)]|\$BASE{path}$", line)]
         writes = [line for line in asked if "--json" in line or "-X POST" in line]
         fitting = {
             "GET": [line for line in asked if "-X" not in line and "--json" not in line],
             "POST": [line for line in writes if "-X PATCH" not in line],
-        }.get(operation.method, [line for line in asked if f"-X {operation.method}" in line])
-        if not fitting and operation.name not in NOT_SHOWN:
-            missing.append(operation.name)
+        }.get(action.method, [line for line in asked if f"-X {action.method}" in line])
+        if not fitting and action.name not in NOT_SHOWN:
+            missing.append(action.name)
     assert missing == []
     assert PREFIX == "/api/v1"
 

@@ -1,6 +1,6 @@
 """The process of the API of a whole gateway ends after each write, before its answer: repeated with its key, it is done once.
 
-tests/admin/test_api_crashes.py does this at each crash point, with a process of the API alone.
+tests/admin/http/test_api_crashes.py does this at each crash point, with a process of the API alone.
 """
 
 from __future__ import annotations

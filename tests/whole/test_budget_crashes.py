@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.crash_points import EXIT_CODE
+from gateway.base.crash_points import EXIT_CODE
 from gateway.fake_upstream import FakeUpstream
 from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, Books

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from tests.fixtures.make_data import past_clock
 from tests.patience import PATIENCE_S
 from tests.whole.books import Books

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, configuration, running
 from gateway.usage.record import Record

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.store.client.embedded import find_server
+from gateway.store.embedded import find_server
 from tests.cli.processes import children
 from tests.patience import PATIENCE_S, wait_until
 

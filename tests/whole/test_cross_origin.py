@@ -9,7 +9,7 @@ import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.cors import READABLE, CrossOriginGateway
-from gateway.server.preflight import NOT_NAMED
+from gateway.server.gateway import NOT_NAMED
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.aftermath import end_records, last_end_record, records_in_stream

@@ -15,24 +15,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gateway.base.errors import GatewayError
+from gateway.chain.services import Store
 from gateway.cli.commands import program
 from gateway.config.schema import load
-from gateway.errors import GatewayError
-from gateway.services import Store
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.money.archive import Archive
-from gateway.store.money.archiver import Archiver
-from gateway.store.money.results import Settlement
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.money.archive import Archive, Archiver
+from gateway.store.money.scripts import Settlement
 from gateway.store.pepper import make_pepper
 from gateway.usage import queries
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.usage.database import path_of
 from gateway.usage.record import encode
-from gateway.usage.sink import Sink
-from gateway.usage.spool import write_lines
+from gateway.usage.stream import write_lines
 from tests.cli.processes import demo_in
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end, id_at
+from tests.records import arrival, end, id_at, usage_database, usage_sink
 from tests.store.conftest import wallet_of_then
 
 OLD_MS = round((time.time() - 100 * 86_400) * 1000)
@@ -128,7 +126,7 @@ async def _fill(folder: Path, store: EmbeddedStore) -> None:
             await wallet_of_then(opened.client, 100 * 86_400).settle("elder", OLD.id, 27)
             archiver = Archiver(opened.client, Archive(folder / "archive"))
             assert await archiver.move("elder", OLD_MS + 86_400_000) == 1
-            rows = UsageDatabase(folder / "data" / "usage")
+            rows = usage_database(folder / "data" / "usage")
             rows.write([OLD, NOW, *(end(arrival(), account="none", charge_micros=0, price={}) for _ in range(50))])
             rows.close()
             opened.journal.append(Settlement("acme", arrival().id, 5))
@@ -199,7 +197,7 @@ async def _background_work_goes_on(folder: Path) -> None:
         async with Store.open(config, config.redis) as store:
             mine = end(arrival(), account="", charge_micros=0)
             await store.usage.end(mine)
-            sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
+            sink = usage_sink(store.usage, retention_months=13, crashed_after_s=600)
             for _ in range(4):
                 await sink.move_batch()
             sink.database.close()

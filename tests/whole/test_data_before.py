@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.store.layout import FINGERPRINT, KEY
-from gateway.usage.keys import GATEWAYS, HEARD, LATE, STREAM, TRIMMED
+from gateway.usage.stream import GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 from tests.whole.old_data import CHARGE, FIXTURE, ON_LINUX, OldData, Raw, as_before, money, state, usage
 from tests.whole.raw import Answer, ask, chat, get
 

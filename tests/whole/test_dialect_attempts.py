@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import Exchange, Operation, Outcome, Plugin, Refused, Reply
-from gateway.chat.lenient_json import joined_halves
+from gateway.chat.request import joined_halves
 from gateway.cli.commands import program
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S

@@ -10,7 +10,7 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.tools.doctor import diagnose
+from gateway.tools.doctor.doctor import diagnose
 from tests.reverse_proxies import certificates, shipped_proxy, with_prefix
 from tests.whole.conftest import configuration
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.aftermath import charged, last_end_record

@@ -12,7 +12,7 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import TokenStatus
+from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from tests.patience import wait_until
 from tests.whole.conftest import CHAIN, configuration
@@ -269,7 +269,7 @@ async def test_a_broken_stream_ends_with_an_error_event(
 
 
 async def test_an_unreachable_store_is_a_503(upstream: FakeUpstream, tmp_path: Path) -> None:
-    from gateway.store.client.embedded import EmbeddedStore
+    from gateway.store.embedded import EmbeddedStore
 
     store = EmbeddedStore.start(tmp_path / "store")
     async with running(configuration(upstream.base_url, store_timeout=0.4), tmp_path, store.url) as gateway:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Usage
-from gateway.proxy import reply_stream
+from gateway.proxy import plugin_streams
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import wait_until
@@ -143,7 +143,7 @@ async def test_the_caller_gets_the_events_and_is_charged_by_the_rule_of_the_plug
 async def test_what_follows_the_end_reaches_nobody_and_is_not_charged(
     gateway: Running, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(reply_stream, "CLOSE_S", 0.2)
+    monkeypatch.setattr(plugin_streams, "CLOSE_S", 0.2)
     token, before = await gateway.token(), tasks()
     for charge, source in (("reported", "upstream"), ("given", "upstream"), ("estimated", "estimated")):
         plain, end = await answered(gateway, token, charge), await last_end_record(gateway)

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 from structlog.testing import capture_logs
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, running
 from tests.whole import failing

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
-from gateway.errors import StoreAway
-from gateway.runtime.maintenance import Maintenance
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.base.errors import StoreAway
+from gateway.runtime.worker import Maintenance
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries
 from gateway.usage.sink import Sink
 from tests.disk import Disk, small_disk
 from tests.patience import PATIENCE_S
+from tests.records import usage_sink
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import Gated
@@ -64,7 +65,7 @@ async def test_ends_that_nothing_accepts_are_kept_until_the_disk_has_space(
         yaml = configuration(upstream.base_url, store_timeout=1)
         async with running(yaml, disk.folder, store.url) as gateway:
             token = await gateway.token(credit=1_000_000)
-            sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
+            sink = usage_sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
             asked = await opened_streams(gateway, upstream, token, 4)
             disk.fill()
             async with asyncio.timeout(PATIENCE_S):  # the server notices when it writes

@@ -69,7 +69,7 @@ def test_a_wheel_for_the_platform_has_the_compiled_modules(tmp_path: Path) -> No
     assert not built.name.endswith("-py3-none-any.whl")
     assert MODULES.issubset(ZipFile(built).namelist())
     ZipFile(built).extractall(tmp_path / "installed")
-    code = "from gateway import compiled; print(compiled.__file__, compiled.description())"
+    code = "from gateway.base import compiled; print(compiled.__file__, compiled.description())"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "installed", env=NOT_PURE, capture_output=True, text=True
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gateway import AccountLimits
+from gateway.chain.services import Store
 from gateway.fake_upstream import FakeUpstream
-from gateway.services import Store
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.known_tokens import TokenStatus
+from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, configuration, running
 
 GROUPS = {"default": {}, "vip": {"ratio": 3}, "closed": {"enabled": False}, "few": {"models": []}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.server.pipeline import LARGE_READ, PipelinedHandler
+from gateway.server.protocol import LARGE_READ, ServerProtocol
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
@@ -26,13 +26,13 @@ class Turns:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.large: Counter[int] = Counter()
         self._number = 0
-        received = PipelinedHandler.data_received
+        received = ServerProtocol.data_received
 
-        def data_received(handler: PipelinedHandler, data: bytes) -> None:
+        def data_received(handler: ServerProtocol, data: bytes) -> None:
             self.large[self._number] += len(data) > LARGE_READ
             received(handler, data)
 
-        monkeypatch.setattr(PipelinedHandler, "data_received", data_received)
+        monkeypatch.setattr(ServerProtocol, "data_received", data_received)
 
     async def count(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.crash_points import EXIT_CODE
+from gateway.base.crash_points import EXIT_CODE
 from gateway.store import layout
 from tests.patience import PATIENCE_S
 from tests.whole.old_data import CHARGE, LAYOUT_1, ON_LINUX, OldData, Raw, as_before, money

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.crash_points import EXIT_CODE, LABELS
-from gateway.exchange import Outcome
+from gateway.base.crash_points import EXIT_CODE, LABELS
+from gateway.domain.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
 from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, Books

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreAway
+from gateway.base.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
 
 README = Path(__file__).parent.parent.parent / "deploy" / "README.md"

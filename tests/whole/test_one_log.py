@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
-from gateway.services import Store
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.usage import queries
 from tests.cli.processes import all_ready, children, free_port
 from tests.forked import FORKED

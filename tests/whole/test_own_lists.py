@@ -16,10 +16,8 @@ from gateway import Outcome, hashed_reference
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
-from gateway.usage.sink import Sink
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at, usage_database, usage_sink
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
 
@@ -40,7 +38,7 @@ def record(account: str, id_: str, **changes: Any) -> Record:
 
 async def write(gateway: Running, *records: Record) -> None:
     def into_files() -> None:
-        database = UsageDatabase(gateway.store.usage.folder)
+        database = usage_database(gateway.store.usage.folder)
         database.write(records)
         database.close()
 
@@ -50,7 +48,7 @@ async def write(gateway: Running, *records: Record) -> None:
 async def moved(gateway: Running) -> None:
     """Wait until the requests have ended, and move their records into the files."""
     await gateway.gateway.runner.wait_ended()
-    sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=60)
+    sink = usage_sink(gateway.store.usage, retention_months=13, crashed_after_s=60)
     while await sink.move_batch():
         pass
 
@@ -107,7 +105,7 @@ async def test_a_list_has_what_its_filters_select(gateway: Running) -> None:
 async def test_a_filter_that_few_requests_meet_ends_a_page_early(
     gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.usage.pages.MAX_SCANNED", 3)
+    monkeypatch.setattr("gateway.usage.queries.MAX_SCANNED", 3)
     token = await gateway.token("alice")
     own = [record("alice", ago(days=days), model="m" if days == 40 else "n") for days in (50, 40, 39, 4, 3, 2, 1)]
     await write(gateway, *own)

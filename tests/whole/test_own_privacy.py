@@ -24,8 +24,7 @@ from gateway import Outcome, Record, hashed_reference
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.usage.database import UsageDatabase
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at, usage_database
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, head
 
@@ -88,7 +87,7 @@ class World:
 
 
 def write(folder: Path, records: dict[str, list[Record]]) -> None:
-    database = UsageDatabase(folder)
+    database = usage_database(folder)
     database.write(each for own in records.values() for each in own)
     database.close()
 

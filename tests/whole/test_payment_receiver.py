@@ -16,17 +16,15 @@ from typing import Final
 import aiohttp
 import pytest
 
-from gateway.admin.app import Admin
-from gateway.admin.callers import Callers
-from gateway.admin.port import serving
+from gateway.admin.actions import management_tokens
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.management_tokens import ManagementTokens, NewManagementToken
+from gateway.admin.http.app import Admin, Callers
+from gateway.admin.http.port import serving
+from gateway.chain.services import Store
 from gateway.config.schema import load
-from gateway.management import management_tokens
-from gateway.management.desk import Actor, LocalDesk
-from gateway.management.management_tokens import NewManagementToken
-from gateway.management.operation import Scope
 from gateway.metrics.exporter import Exporter
-from gateway.services import Store
-from gateway.store.management_tokens import ManagementTokens
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 
@@ -115,8 +113,8 @@ async def shop(tmp_path: Path, store_url: str) -> AsyncIterator[Shop]:
     loaded = load(file)
     async with Store.open(loaded.config, store_url) as store:
 
-        def desk_of(actor: Actor, key: str) -> LocalDesk:
-            return LocalDesk(loaded, store, actor, key)
+        def desk_of(actor: Actor, key: str) -> LocalClient:
+            return LocalClient(loaded, store, actor, key)
 
         await store.accounts.create("alice")
         body = NewManagementToken("payments", (Scope.MONEY,))

@@ -9,13 +9,13 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import running
-from gateway.tools import ledger_check
-from gateway.usage.database import UsageDatabase
+from gateway.tools import verify
 from gateway.usage.record import AttemptRecord
 from tests.metrics.scrape import scrape, value
+from tests.records import usage_database
 from tests.whole.aftermath import charged, last_end_record
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat, get
@@ -87,14 +87,14 @@ async def test_a_stream_is_charged_part_by_part_and_its_record_says_from_what(
 
 
 def assert_can_be_computed_again(folder: Path, record: Any) -> None:
-    database = UsageDatabase(folder)
+    database = usage_database(folder)
     database.write([record])
     database.close()
-    assert ledger_check.logged(folder, record.account).wrong == {}
+    assert verify.logged(folder, record.account).wrong == {}
     (folder / f"usage-{record.arrived_at[:7]}.sqlite").unlink()
     database.write([msgspec.structs.replace(record, charge_micros=record.charge_micros - 1)])
     database.close()
-    assert ledger_check.logged(folder, record.account).wrong.keys() == {record.id}
+    assert verify.logged(folder, record.account).wrong.keys() == {record.id}
 
 
 async def test_a_long_prompt_is_charged_at_the_price_of_its_tier(

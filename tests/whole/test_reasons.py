@@ -9,10 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gateway import Outcome
-from gateway.management.story import in_words
-from gateway.store.channels import ChannelLimits, ChannelReport
+from gateway.admin.actions.requests import in_words
+from gateway.store.channels import ChannelLimits, ChannelReport, CredentialState, fingerprint_of
 from gateway.store.client.client import Client
-from gateway.store.credential_states import CredentialState, fingerprint_of
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
 from tests.patience import PATIENCE_S

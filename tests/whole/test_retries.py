@@ -18,7 +18,7 @@ import pytest
 
 from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
+from gateway.chain.services import Store
 from gateway.chat.events import EventStream
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
-from gateway.services import Store
 from gateway.store.accounts import AccountStatus
 from gateway.store.tokens import Created, TokenRefused
 from gateway.usage.record import Record
 from tests.cli.processes import free_port, gateway, kept_waiting_s
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, TICK_S, wait_until
 from tests.whole.books import Books, records_of
 from tests.whole.load import serving
 from tests.whole.raw import Answer, ask, chat, get, read_answer
@@ -44,16 +44,20 @@ class Stream:
 
     async def _read(self, port: int, token: str) -> Answer:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        pieces: list[bytes] = []
+        answering = asyncio.create_task(read_answer(reader, pieces))
         try:
             writer.write(chat(token))
-            async with asyncio.timeout(PATIENCE_S):
-                while reader._buffer.count(b"data: ") < 2:  # type: ignore[attr-defined] # the first event has no text
-                    await reader._wait_for_data("read")  # type: ignore[attr-defined]
+            async with asyncio.timeout(PATIENCE_S):  # the first event has no text
+                while b"".join(pieces).count(b"data: ") < 2 and not answering.done():
+                    await asyncio.sleep(TICK_S)
             self.began.set()
-            answer = await read_answer(reader)
+            answer = await answering
             self.ended_at = time.monotonic()
             return answer
         finally:
+            self.began.set()
+            answering.cancel()
             writer.close()
 
 
@@ -101,6 +105,7 @@ class Gateways:
         """Open streams at both gateways, and wait until all have begun."""
         streams = [Stream(self.ports[number % 2], token.token) for number in range(count)]
         await asyncio.gather(*(stream.began.wait() for stream in streams))
+        assert [stream.task.result() for stream in streams if stream.task.done()] == []
         return streams
 
     async def revoke(self, token: Created, *command: str) -> float:
@@ -150,10 +155,11 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest.fixture
-async def gateways(tmp_path: Path, upstream: FakeUpstream) -> AsyncIterator[Gateways]:
+async def gateways(tmp_path: Path, upstream: FakeUpstream, request: pytest.FixtureRequest) -> AsyncIterator[Gateways]:
     books = Books(tmp_path, upstream.base_url)
     text = books.file.read_text().replace("idle: 3, total: 3", "idle: 60, total: 600").replace("first_byte: 0.5", "")
     text = text.replace("max_output_tokens: 100", "max_output_tokens: 100000").replace("0.25, ,", "2,")
+    text += f"store: {{timeout: {getattr(request, 'param', 20)}}}\n"
     books.file.write_text(text)
     second = tmp_path / "second.yaml"
     port = free_port()
@@ -252,6 +258,7 @@ async def test_a_token_that_expires_ends_its_streams(gateways: Gateways) -> None
     await gateways.books.verify()
 
 
+@pytest.mark.parametrize("gateways", [2], indirect=True, ids=["a store timeout of 2 s"])
 async def test_a_store_that_is_away_ends_nothing_and_revocations_are_found_when_it_is_back(gateways: Gateways) -> None:
     books = gateways.books
     async with gateways.serving():

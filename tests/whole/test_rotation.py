@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from gateway import Outcome
-from gateway.facts import AccountLimits, Budgets
+from gateway.domain.facts import AccountLimits, Budgets
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, wait_until

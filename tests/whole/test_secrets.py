@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
+from gateway.chain.services import Store
 from gateway.config.schema import Config, load
 from gateway.fake_upstream import FakeUpstream
-from gateway.services import Store
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from tests.cli.processes import free_port, gateway
 from tests.forked import FORKED

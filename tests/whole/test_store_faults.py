@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gateway.config.schema import StoreSettings
-from gateway.runtime.maintenance import Maintenance
+from gateway.runtime.worker import Maintenance
 from gateway.testing import Running, running
 from gateway.usage import queries
-from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S, timed
+from tests.records import usage_sink
 from tests.whole.aftermath import charged
 from tests.whole.conftest import configuration
 from tests.whole.own_store import PASSING, REFUSING, OwnStore, own_store
@@ -67,7 +67,7 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     assert account is not None
     assert (account.held_micros, account.holds) == (0, 0)
     assert await charged(gateway) == served * CHARGE
-    sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
+    sink = usage_sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
     while await sink.move_batch():
         pass
     sink.database.close()

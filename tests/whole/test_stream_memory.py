@@ -16,11 +16,9 @@ from aiohttp.http import HttpRequestParser, RawRequestMessage
 
 from gateway.proxy.relay import Relay
 from gateway.proxy.upstream import UpstreamConnection
-from gateway.server.body import BodyReader
-from gateway.server.body_budget import BodyShare
-from gateway.server.incoming_body import IncomingBody
-from gateway.server.protocol import ServerProtocol
-from gateway.server.received import ReceivedRequest
+from gateway.server.body import BodyReader, BodyShare
+from gateway.server.gateway import IncomingBody
+from gateway.server.protocol import ParsedRequest, ServerProtocol
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
@@ -100,7 +98,7 @@ async def gateway(upstream: Scripted, store_url: str, client: Client, tmp_path: 
 async def test_a_stream_keeps_nothing_of_what_received_its_request(body: dict[str, str], gateway: Running) -> None:
     async with streams(gateway, chat(await gateway.token(), body)) as opened:
         kept = opened.added(HttpRequestParser, RawRequestMessage, StreamReader, web.BaseRequest, BodyReader, BodyShare)
-        one = opened.added(ReceivedRequest, IncomingBody)
+        one = opened.added(ParsedRequest, IncomingBody)
     assert kept == dict.fromkeys(kept, 0)
     assert one == dict.fromkeys(one, STREAMS)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from gateway import Outcome
 from gateway.config.schema import StoreSettings
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries
-from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S
+from tests.records import usage_sink
 from tests.usage.test_database import rolled_up, summed
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
@@ -54,7 +54,7 @@ async def test_requests_refused_while_the_store_is_down_are_in_the_log_afterward
         yaml = configuration(upstream.base_url, chain=WIDE, store_timeout=StoreSettings().timeout)
         async with running(yaml, tmp_path, store.url) as gateway:
             token, stop = await gateway.token(credit=5_000_000_000), asyncio.Event()
-            sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
+            sink = usage_sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
             draining = asyncio.create_task(sink.run(stop))
             loading = asyncio.create_task(load(gateway, token, received, stop))
             await until(received, 200, 30)

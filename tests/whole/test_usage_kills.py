@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
+from gateway.chain.services import Store
 from gateway.config.schema import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.data_folder import data_folder
-from gateway.services import Store
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from gateway.usage import queries
-from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
+from tests.records import usage_sink
 from tests.usage.test_database import rolled_up, summed
 from tests.whole.conftest import configuration
 from tests.whole.load import serving
@@ -110,7 +110,7 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
 async def check_log(config: Config, store: EmbeddedStore, callers: Callers) -> None:
     async with Store.open(config, store.url) as stores:
         usage = stores.usage
-        sink = Sink(usage, retention_months=13, crashed_after_s=600)
+        sink = usage_sink(usage, retention_months=13, crashed_after_s=600)
         while await sink.move_batch():
             pass
         await sink.close_lost(round(time.time() * 1000))

@@ -15,8 +15,8 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.usage.record import Record
-from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S
+from tests.records import usage_sink
 from tests.whole.aftermath import charged, records_in_stream
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
@@ -224,7 +224,7 @@ async def test_no_eight_characters_of_a_token_are_in_the_store_or_in_a_file(
     for request in every_use(canary):
         assert (await ask(gateway.port, request)).status != 500
     stored = repr(await entries(gateway)).encode()
-    sink = Sink(gateway.store.usage, retention_months=1, crashed_after_s=60)
+    sink = usage_sink(gateway.store.usage, retention_months=1, crashed_after_s=60)
     while await sink.move_batch():
         pass
     stored += await asyncio.to_thread(contents, tmp_path)

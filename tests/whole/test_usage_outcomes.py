@@ -21,15 +21,14 @@ import pytest
 from gateway import Budgets, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.known_tokens import TokenStatus
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from gateway.usage import queries
-from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record, decode
 from tests.cli.processes import demo_in, kill, serving, worker_of
 from tests.patience import PATIENCE_S, wait_until
-from tests.records import close_open
+from tests.records import close_open, usage_database
 from tests.whole.aftermath import records_in_stream
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get
@@ -445,7 +444,7 @@ async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path
             with suppress(aiohttp.ClientError):
                 await answer.read()
         assert await served.stop() == 0
-    rows = UsageDatabase(folder)
+    rows = usage_database(folder)
     opened = queries.find(folder, answer.headers["x-request-id"])
     assert opened is not None
     assert (opened.outcome, opened.charge_micros) == (None, 0)

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, soon

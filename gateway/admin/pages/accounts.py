@@ -1,7 +1,11 @@
-"""Accounts: the list with its search, and one account with its money, budgets, tokens and what can be done about it."""
+"""Accounts: the list with its search, and one account with its money, budgets and tokens, and the actions on it.
+
+Tokens are made, replaced, refused and deleted from the account's page. A text is shown once.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Awaitable
@@ -11,18 +15,17 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from gateway.admin.api import refused
-from gateway.admin.pages.forms import Form, body
-from gateway.admin.pages.visit import Page, Visit
+from gateway.admin.actions import accounts, money, tokens, usage
+from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.admin.actions.tokens import MadeToken, NewToken, Rotation, TokenList
+from gateway.admin.actions.usage import SumsQuery
+from gateway.admin.http.api import refused
+from gateway.admin.pages.view import Form, Page, Visit, body
+from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.config.schema import ACCOUNT_ID
-from gateway.errors import GatewayError, Refused, StoreAway
-from gateway.facts import AccountLimits
-from gateway.management import accounts, money, tokens, usage
-from gateway.management.accounts import AccountChange, Accounts, NewAccount
-from gateway.management.money import LedgerLines, NewAdjustment, NewCredit
-from gateway.management.operation import Scope
-from gateway.management.tokens import TokenList
-from gateway.management.usage import Wanted
+from gateway.domain.facts import AccountLimits
 from gateway.store.accounts import AccountStatus
 
 LISTED: Final = 50
@@ -32,8 +35,12 @@ LONGEST: Final = 10_000
 """Tokens whose spending is read."""
 WINDOWS: Final = ("day", "week", "month", "total")
 
+HOUR_S: Final = 3600
+DAY_S: Final = 86_400
+_ID: Final = re.compile(r"[a-z0-9]{1,64}")
 
-class Asked(msgspec.Struct, frozen=True):
+
+class AccountFilter(msgspec.Struct, frozen=True):
     """Which accounts are asked for."""
 
     q: str = ""
@@ -50,9 +57,9 @@ class Lines(msgspec.Struct, frozen=True):
 
 async def index(visit: Visit, problem: str | None = None, status: int = 200) -> web.Response:
     """Show the accounts that are searched for, and the form for a new one."""
-    asked = visit.query(Asked) if visit.request.method == "GET" else Asked()
-    query = body(Accounts, limit=LISTED, q=asked.q, status=asked.status, group=asked.group, after=asked.after)
-    page = await accounts.list_(visit.desk, query=query)
+    asked = visit.query(AccountFilter) if visit.request.method == "GET" else AccountFilter()
+    query = body(AccountQuery, limit=LISTED, q=asked.q, status=asked.status, group=asked.group, after=asked.after)
+    page = await accounts.list_(visit.client, query=query)
     kept = "".join(f"{name}={quote(str(text))}&" for name, text in _searched(asked).items())
     return visit.page(
         "accounts.html",
@@ -61,7 +68,7 @@ async def index(visit: Visit, problem: str | None = None, status: int = 200) -> 
         asked=asked,
         searched=bool(_searched(asked) or asked.after),
         next_page=f"/accounts?{kept}",
-        groups=list(visit.desk.config.groups),
+        groups=list(visit.client.config.groups),
         form=visit.form,
         problem=problem,
         once=secrets.token_urlsafe(12),
@@ -79,7 +86,7 @@ async def create(visit: Visit) -> web.StreamResponse:
             external_id=form["external_id"],
             credit_line_micros=_credit_line(form),
         )
-        await accounts.create(visit.desk, body=new)
+        await accounts.create(visit.client, body=new)
     except GatewayError as error:
         shown = problem_of(error)
         if shown.status == 403:
@@ -93,12 +100,14 @@ async def show(
 ) -> web.Response:
     """Show one account."""
     name = account_in(visit)
-    account = await accounts.read(visit.desk, name)
+    account = await accounts.read(visit.client, name)
     lines = visit.query(Lines) if visit.request.method == "GET" else Lines()
-    ledger = await money.ledger(visit.desk, name, query=body(LedgerLines, limit=LINES, after=lines.after))
-    held = await tokens.list_(visit.desk, name, query=TokenList(limit=TOKENS))
+    ledger = await money.ledger(visit.client, name, query=body(LedgerLines, limit=LINES, after=lines.after))
+    held = await tokens.list_(visit.client, name, query=TokenList(limit=TOKENS))
     month = time.strftime("%Y-%m", time.gmtime())
-    spent = await usage.summary(visit.desk, query=body(Wanted, by="token", account=name, since=month, limit=LONGEST))
+    spent = await usage.summary(
+        visit.client, query=body(SumsQuery, by="token", account=name, since=month, limit=LONGEST)
+    )
     return visit.page(
         "account.html",
         status,
@@ -108,7 +117,7 @@ async def show(
         tokens=held,
         month=month,
         spent={str(line.token_id): line.charge_micros for line in spent.data},
-        groups=list(visit.desk.config.groups),
+        groups=list(visit.client.config.groups),
         form=visit.form if opened else Form({}),
         problem=problem,
         opened=opened,
@@ -123,7 +132,7 @@ async def credit(visit: Visit) -> web.StreamResponse:
 
     async def work(form: Form) -> str:
         given = body(NewCredit, transaction=form["transaction"], amount_micros=form.micros("amount"))
-        booked = await money.credit(visit.desk, account_in(visit), body=given)
+        booked = await money.credit(visit.client, account_in(visit), body=given)
         return "credited-before" if booked.booked_before else "credited"
 
     return await attempt(visit, "credit", work(visit.form))
@@ -139,7 +148,7 @@ async def adjust(visit: Visit) -> web.StreamResponse:
             amount_micros=form.micros("amount"),
             reason=form["reason"],
         )
-        booked = await money.adjust(visit.desk, account_in(visit), body=given)
+        booked = await money.adjust(visit.client, account_in(visit), body=given)
         return "credited-before" if booked.booked_before else "adjusted"
 
     return await attempt(visit, "adjust", work(visit.form))
@@ -164,7 +173,7 @@ async def change(visit: Visit) -> web.StreamResponse:
             budgets=budgets,
             limits=limits,
         )
-        await accounts.change(visit.desk, account_in(visit), body=given)
+        await accounts.change(visit.client, account_in(visit), body=given)
         return "changed"
 
     return await attempt(visit, "change", work(visit.form))
@@ -185,7 +194,7 @@ async def close(visit: Visit) -> web.StreamResponse:
 
     async def work(form: Form) -> str:
         check_sure(form)
-        await accounts.close(visit.desk, account_in(visit))
+        await accounts.close(visit.client, account_in(visit))
         return "closed"
 
     return await attempt(visit, "close", work(visit.form))
@@ -226,7 +235,7 @@ def account_in(visit: Visit) -> str:
 
 async def _set_status(visit: Visit, status: str, done: str) -> web.StreamResponse:
     async def work() -> str:
-        await accounts.change(visit.desk, account_in(visit), body=body(AccountChange, status=status))
+        await accounts.change(visit.client, account_in(visit), body=body(AccountChange, status=status))
         return done
 
     return await attempt(visit, "status", work())
@@ -236,7 +245,7 @@ def _credit_line(form: Form) -> int:
     return form.micros("credit_line") if form["credit_line"] else 0
 
 
-def _searched(asked: Asked) -> dict[str, object]:
+def _searched(asked: AccountFilter) -> dict[str, object]:
     return {name: value for name in ("q", "status", "group") if (value := getattr(asked, name))}
 
 
@@ -250,4 +259,97 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("POST", "/accounts/{account}/suspend", suspend),
     ("POST", "/accounts/{account}/resume", resume),
     ("POST", "/accounts/{account}/close", close),
+)
+
+
+async def create_token(visit: Visit) -> web.StreamResponse:
+    """Make a token, and show its text."""
+    form = visit.form
+    try:
+        given: dict[str, Any] = {
+            "name": form["name"],
+            "models": _names(form["models"]),
+            "addresses": _names(form["addresses"]),
+        }
+        if form["days"]:
+            given["expires_at"] = int(time.time()) + form.number("days") * DAY_S
+        if form["day"]:
+            given["budgets"] = {"day_micros": form.micros("day")}
+        made = await tokens.create(visit.client, account_in(visit), body=body(NewToken, **given))
+    except GatewayError as error:
+        return await _refused(visit, error, "token")
+    return _made(visit, made, "")
+
+
+async def rotate(visit: Visit) -> web.StreamResponse:
+    """Replace a token, and show the text of the new one."""
+    try:
+        overlap = visit.form.number("hours") * HOUR_S
+        made = await tokens.rotate(visit.client, _token_in(visit), body=body(Rotation, overlap_s=overlap))
+    except GatewayError as error:
+        return await _refused(visit, error, f"rotate {_token_in(visit)}")
+    return _made(visit, made, _token_in(visit))
+
+
+async def disable(visit: Visit) -> web.StreamResponse:
+    """Refuse requests with a token."""
+
+    async def work() -> str:
+        await tokens.disable(visit.client, _token_in(visit))
+        return "token-disabled"
+
+    return await attempt(visit, "tokens", work())
+
+
+async def enable(visit: Visit) -> web.StreamResponse:
+    """Accept a token again."""
+
+    async def work() -> str:
+        await tokens.enable(visit.client, _token_in(visit))
+        return "token-enabled"
+
+    return await attempt(visit, "tokens", work())
+
+
+async def delete(visit: Visit) -> web.StreamResponse:
+    """Delete a token for good."""
+
+    async def work(form: Form) -> str:
+        check_sure(form)
+        await tokens.delete(visit.client, _token_in(visit))
+        return "token-deleted"
+
+    return await attempt(visit, f"delete {_token_in(visit)}", work(visit.form))
+
+
+def _made(visit: Visit, made: MadeToken, replaced: str) -> web.Response:
+    account = account_in(visit)
+    return visit.page("token.html", 201, made=made, replaced=replaced, account=account, home=f"/accounts/{account}")
+
+
+async def _refused(visit: Visit, error: GatewayError, action: str) -> web.StreamResponse:
+    shown = problem_of(error)
+    if shown.status in (403, 404):
+        raise error
+    return await show(visit, shown.message, action, shown.status)
+
+
+def _token_in(visit: Visit) -> str:
+    """Return the id of the token of the address, which is one of the account of the address. Raises `Refused` (404)."""
+    short = visit.path["token"]
+    if not _ID.fullmatch(short):
+        raise Refused(404, "not_found", "There is no such token.")
+    return f"{account_in(visit)}-{short}"
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+TOKEN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
+    ("POST", "/accounts/{account}/tokens", create_token),
+    ("POST", "/accounts/{account}/tokens/{token}/rotate", rotate),
+    ("POST", "/accounts/{account}/tokens/{token}/disable", disable),
+    ("POST", "/accounts/{account}/tokens/{token}/enable", enable),
+    ("POST", "/accounts/{account}/tokens/{token}/delete", delete),
 )

@@ -8,15 +8,14 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from gateway.admin.pages.forms import body
-from gateway.admin.pages.visit import Page, Visit
-from gateway.management import audit
-from gateway.management.audit import AuditLines
+from gateway.admin.actions import audit
+from gateway.admin.actions.audit import AuditLines
+from gateway.admin.pages.view import Page, Visit, body
 
 LISTED: Final = 50
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AuditFilter(msgspec.Struct, frozen=True):
     """Which writes are asked for."""
 
     actor: str = ""
@@ -32,9 +31,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 async def show(visit: Visit) -> web.StreamResponse:
     """Show the writes that are searched for, newest first."""
-    asked = visit.query(Asked)
+    asked = visit.query(AuditFilter)
     terms = asked.terms()
-    page = await audit.list_(visit.desk, query=body(AuditLines, limit=LISTED, after=asked.after, **terms))
+    page = await audit.list_(visit.client, query=body(AuditLines, limit=LISTED, after=asked.after, **terms))
     query = urlencode(terms)
     return visit.page(
         "audit.html",

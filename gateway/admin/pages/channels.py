@@ -1,4 +1,7 @@
-"""Channels: how each is, why, and what can be done about it."""
+"""Channels: how each is, why, and the actions on it; and the configuration as it is served.
+
+The configuration is the chain, models, prices, groups, and the file. The file rules: nothing is changed here.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from gateway.admin.actions import channels, served
+from gateway.admin.actions.channels import Reason, Switch, Trial, Tried
 from gateway.admin.pages.accounts import problem_of
-from gateway.admin.pages.forms import body
-from gateway.admin.pages.visit import Page, Visit
-from gateway.errors import GatewayError
-from gateway.management import channels
-from gateway.management.channels import Reason, Switch, Trial, Tried
+from gateway.admin.pages.view import Page, Visit, body
+from gateway.base.errors import GatewayError
+from gateway.domain.facts import NO_BUDGETS, NO_LIMITS
 
 
 async def index(
     visit: Visit, problem: str | None = None, status: int = 200, tried: Tried | None = None, opened: str = ""
 ) -> web.Response:
     """Show all channels. `tried`: how the upstream answered to a trial that was asked for."""
-    page = await channels.list_(visit.desk)
-    config = visit.desk.config
+    page = await channels.list_(visit.client)
+    config = visit.client.config
     serving: dict[str, list[str]] = {}
     for name, model in config.models.items():
         for each in model.servings:
@@ -42,7 +45,7 @@ async def index(
 async def disable(visit: Visit) -> web.StreamResponse:
     """Call a channel no more."""
     try:
-        await channels.disable(visit.desk, visit.path["name"], body=body(Reason, reason=visit.form["reason"]))
+        await channels.disable(visit.client, visit.path["name"], body=body(Reason, reason=visit.form["reason"]))
     except GatewayError as error:
         return await _refused(visit, error)
     return visit.go("/channels", "channel-disabled")
@@ -51,7 +54,7 @@ async def disable(visit: Visit) -> web.StreamResponse:
 async def enable(visit: Visit) -> web.StreamResponse:
     """Call a channel again, and end its cool-down."""
     try:
-        await channels.enable(visit.desk, visit.path["name"])
+        await channels.enable(visit.client, visit.path["name"])
     except GatewayError as error:
         return await _refused(visit, error)
     return visit.go("/channels", "channel-enabled")
@@ -61,7 +64,7 @@ async def credential(visit: Visit) -> web.StreamResponse:
     """Switch a credential off or on, or let one that was refused be tried again."""
     try:
         given = body(Switch, state=visit.form["state"])
-        await channels.credential(visit.desk, visit.path["name"], visit.path["number"], body=given)
+        await channels.credential(visit.client, visit.path["name"], visit.path["number"], body=given)
     except GatewayError as error:
         return await _refused(visit, error)
     return visit.go("/channels", "changed")
@@ -71,7 +74,7 @@ async def test(visit: Visit) -> web.StreamResponse:
     """Send one small request to the channel's upstream, and show how it answers."""
     try:
         given = {"model": visit.form["model"]} if visit.form["model"] else {}
-        tried = await channels.test(visit.desk, visit.path["name"], body=body(Trial, **given))
+        tried = await channels.test(visit.client, visit.path["name"], body=body(Trial, **given))
     except GatewayError as error:
         return await _refused(visit, error)
     return await index(visit, tried=tried)
@@ -91,3 +94,19 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("POST", "/channels/{name}/test", test),
     ("POST", "/channels/{name}/credentials/{number}", credential),
 )
+
+
+async def show_configuration(visit: Visit) -> web.StreamResponse:
+    """Show what is served, and why the last change of the file was not taken up."""
+    client = visit.client
+    return visit.page(
+        "configuration.html",
+        served=await served.read_config(client),
+        plugins=(await served.list_plugins(client)).data,
+        models=(await served.list_models(client)).data,
+        groups=(await served.list_groups(client)).data,
+        none_at_all=(NO_BUDGETS, NO_LIMITS),
+    )
+
+
+CONFIGURATION_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/configuration", show_configuration),)

@@ -12,23 +12,19 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
-from gateway.admin.api import ACTOR, DeskOf, refused
-from gateway.admin.connection import note_known
-from gateway.admin.csv_file import CsvFiles
-from gateway.admin.pages import accounts, audit, channels, configuration, forms, now, own, requests, revenue, tokens
-from gateway.admin.pages.door import OWN, Door, Visitor
-from gateway.admin.pages.forms import Form
-from gateway.admin.pages.own_bounds import OwnBounds
-from gateway.admin.pages.pulse import Pulse
-from gateway.admin.pages.rendering import Assets, render, set_up
-from gateway.admin.pages.sessions import StoreStorage
-from gateway.admin.pages.visit import FILES, VISITOR, Page, Visit, context_of
-from gateway.admin.unbroken import Unbroken
-from gateway.errors import GatewayError, Refused, StoreAway, headers_of, internal
-from gateway.log import Logger
-from gateway.management.desk import Actor
-from gateway.management.links import ENTER
-from gateway.management.operation import Scope
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.links import ENTER
+from gateway.admin.actions.local import Actor
+from gateway.admin.http.api import ACTOR, ClientOf, CsvFiles, refused
+from gateway.admin.http.idempotency import Unbroken
+from gateway.admin.http.port import note_known
+from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, view
+from gateway.admin.pages.callers import OwnBounds
+from gateway.admin.pages.login import OWN, Door, StoreStorage, User
+from gateway.admin.pages.now import LiveStats
+from gateway.admin.pages.view import FILES, USER, Assets, Form, Page, Visit, context_of, render, set_up
+from gateway.base.errors import GatewayError, Refused, StoreAway, headers_of, internal
+from gateway.base.log import Logger
 from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
@@ -37,13 +33,13 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *now.PAGES,
     *requests.PAGES,
     *accounts.PAGES,
-    *tokens.PAGES,
+    *accounts.TOKEN_PAGES,
     *channels.PAGES,
     *revenue.PAGES,
-    *configuration.PAGES,
+    *channels.CONFIGURATION_PAGES,
     *audit.PAGES,
 )
-OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = own.PAGES
+OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = callers.PAGES
 """Those of callers."""
 OPERATORS_ONLY: Final = "This page is for operators. Yours is /my."
 CALLERS_ONLY: Final = "This page is for callers, who enter by a link of their own: `gateway account link ID` makes one."
@@ -57,35 +53,35 @@ class Pages:
 
     def __init__(
         self,
-        desk_of: DeskOf,
+        client_of: ClientOf,
         admin_token: Callable[[], str],
         numbers: Mapping[str, SharedNumbers],
         *,
         operators: bool = True,
     ) -> None:
-        """`desk_of` returns the desk of who looks, `admin_token` the token that is accepted at the moment.
+        """`client_of` returns the client of who looks, `admin_token` the token that is accepted at the moment.
 
         `numbers`: what the processes of this gateway count, by their names. Without `operators`, only callers' pages are there.
         """
-        self._desk_of = desk_of
+        self._client_of = client_of
         self._operators = operators
-        desk = desk_of(NOBODY, "")
-        self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token, operators=operators)
+        client = client_of(NOBODY, "")
+        self._door = Door(client.store, lambda: client_of(NOBODY, "").config, admin_token, operators=operators)
         self._storage = StoreStorage(
-            desk.store.client, COOKIE if operators else f"{COOKIE}-portal", self._door.is_secure
+            client.store.client, COOKIE if operators else f"{COOKIE}-portal", self._door.is_secure
         )
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
         self._unbroken = Unbroken()
         self._own_bounds = OwnBounds()
-        self._pulse = Pulse(desk.usage_folder, numbers, desk.store.answers)
+        self._live_stats = LiveStats(client.usage_folder, numbers, client.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
         set_up(application, self._assets)
         application.on_cleanup.append(self._unbroken.end)
-        application[now.PULSE], application[FILES] = self._pulse, CsvFiles()
-        application.on_shutdown.append(self._pulse.stop)
+        application[now.LIVE_STATS], application[FILES] = self._live_stats, CsvFiles()
+        application.on_shutdown.append(self._live_stats.stop)
         if self._operators:
             application.cleanup_ctx.append(self._warming)
         add = application.router.add_route
@@ -111,7 +107,7 @@ class Pages:
 
         async def warm() -> None:
             try:
-                await revenue.warm(self._desk_of(Actor("start", frozenset({Scope.READ})), ""))
+                await revenue.warm(self._client_of(Actor("start", frozenset({Scope.READ})), ""))
             except GatewayError as error:
                 log.warning("pages_not_warm", reason=str(error))
 
@@ -144,35 +140,35 @@ class Pages:
 
     def _handler(self, page: Page, *, own: bool = False) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            visitor = await self._door.visitor(request)
-            if visitor is None:
+            user = await self._door.user(request)
+            if user is None:
                 return render(request, "stranger.html", context_of(request), 401)
-            request[ACTOR], request[VISITOR] = visitor.actor, visitor
-            if own != bool(visitor.account):
+            request[ACTOR], request[USER] = user.actor, user
+            if own != bool(user.account):
                 raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
-            async with self._own_bounds.turn(visitor.account) if own else nullcontext():
-                return await self._shown(request, visitor, page)
+            async with self._own_bounds.turn(user.account) if own else nullcontext():
+                return await self._shown(request, user, page)
 
         return handle
 
-    async def _shown(self, request: web.Request, visitor: Visitor, page: Page) -> web.StreamResponse:
+    async def _shown(self, request: web.Request, user: User, page: Page) -> web.StreamResponse:
         """Answer somebody who has entered, and may see the page."""
         note_known(request)
         form = Form({})
         if request.method == "POST":
-            form = await forms.read(request)
+            form = await view.read(request)
             note_known(request)
-            forms.check_proof(form, visitor.form)
-            if visitor.account:
-                self._own_bounds.count_change(visitor.account)
-        key = form["once"] and f"{visitor.form} {form['once']}"
-        desk = self._desk_of(visitor.actor, key)
-        visit = Visit(request, visitor, desk, form, partial(self._is_still_in, request))
+            view.check_proof(form, user.form)
+            if user.account:
+                self._own_bounds.count_change(user.account)
+        key = form["once"] and f"{user.form} {form['once']}"
+        client = self._client_of(user.actor, key)
+        visit = Visit(request, user, client, form, partial(self._is_still_in, request))
         return await (self._unbroken.done(page(visit)) if request.method == "POST" else page(visit))
 
     async def _is_still_in(self, request: web.Request) -> bool:
         request[SESSION_KEY] = await self._storage.load_session(request)
-        return await self._door.visitor(request) is not None
+        return await self._door.user(request) is not None
 
     async def _door_page(self, request: web.Request) -> web.StreamResponse:
         """Show the form that sends a ticket: a program that only follows links uses none up."""
@@ -182,16 +178,16 @@ class Pages:
         return render(request, "enter.html", context_of(request) | {"ticket": ticket})
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        form = await forms.read(request)
+        form = await view.read(request)
         raise web.HTTPSeeOther(await self._door.enter(request, form["ticket"]))
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
-        visitor = await self._door.visitor(request)
-        form = await forms.read(request)
-        if visitor is not None:
-            forms.check_proof(form, visitor.form)
+        user = await self._door.user(request)
+        form = await view.read(request)
+        if user is not None:
+            view.check_proof(form, user.form)
             await self._door.leave(request)
-        return render(request, "left.html", context_of(request) | {"by_header": bool(visitor and visitor.by_header)})
+        return render(request, "left.html", context_of(request) | {"by_header": bool(user and user.by_header)})
 
     def _problem(self, request: web.Request, error: Exception) -> web.Response:
         """Return an error as a page."""

@@ -8,17 +8,16 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from gateway.admin.pages.forms import body
-from gateway.admin.pages.visit import Page, Visit
-from gateway.errors import Refused
-from gateway.exchange import Outcome
-from gateway.management import requests, usage
-from gateway.management.requests import Filters, Requests
+from gateway.admin.actions import requests, usage
+from gateway.admin.actions.requests import Filters, Requests
+from gateway.admin.pages.view import Page, Visit, body
+from gateway.base.errors import Refused
+from gateway.domain.exchange import Outcome
 
 LISTED: Final = 50
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestFilter(msgspec.Struct, frozen=True):
     """Which requests are asked for, as the form has it."""
 
     id: str = ""
@@ -40,13 +39,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 async def index(visit: Visit) -> web.StreamResponse:
     """Show the requests that are searched for, newest first. Whoever searches for a whole id sees that request at once."""
-    asked = visit.query(Asked)
+    asked = visit.query(RequestFilter)
     terms = asked.terms()
     if len(terms.get("id", "")) == len("01a2073d-8dfa-7570-ba85-161b83b2b632"):
         return visit.go(f"/requests/{terms['id']}")
     page, problem = None, None
     try:
-        page = await requests.list_(visit.desk, query=body(Requests, limit=LISTED, after=asked.after, **terms))
+        page = await requests.list_(visit.client, query=body(Requests, limit=LISTED, after=asked.after, **terms))
     except Refused as error:
         if error.status != 400:
             raise
@@ -61,21 +60,21 @@ async def index(visit: Visit) -> web.StreamResponse:
         problem=problem,
         next_page=f"/requests?{query}&" if query else "/requests?",
         export=f"/requests.csv?{query}",
-        models=list(visit.desk.config.models),
-        channels=list(visit.desk.config.channels),
+        models=list(visit.client.config.models),
+        channels=list(visit.client.config.channels),
         outcomes=[str(outcome) for outcome in Outcome],
     )
 
 
 async def export(visit: Visit) -> web.StreamResponse:
     """Send the requests that are searched for as CSV."""
-    asked = visit.query(Asked)
-    return await visit.send(await usage.export(visit.desk, query=body(Filters, **asked.terms())))
+    asked = visit.query(RequestFilter)
+    return await visit.send(await usage.export(visit.client, query=body(Filters, **asked.terms())))
 
 
 async def show(visit: Visit) -> web.StreamResponse:
     """Show what happened to one request."""
-    story = await requests.trace(visit.desk, visit.path["id"])
+    story = await requests.trace(visit.client, visit.path["id"])
     record = story.record
     prices: dict[str, Any] = dict(record.price) if record else {}
     return visit.page("request.html", 200 if record else 404, story=story, record=record, prices=prices)

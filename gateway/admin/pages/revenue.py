@@ -11,16 +11,14 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from gateway.admin.pages.forms import body
-from gateway.admin.pages.plot import Plot, plot_of
-from gateway.admin.pages.visit import Page, Visit
-from gateway.errors import Refused
-from gateway.management import usage
-from gateway.management.desk import LocalDesk
-from gateway.management.streamed import CsvFile
-from gateway.management.times import between
-from gateway.management.usage import Summary, Wanted
-from gateway.tools.csv_lines import csv_line
+from gateway.admin.actions import usage
+from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.remote import CsvFile
+from gateway.admin.actions.times import between
+from gateway.admin.actions.usage import Summary, SumsQuery
+from gateway.admin.pages.view import Page, Plot, Visit, body, plot_of
+from gateway.base.errors import Refused
+from gateway.base.text import csv_line
 
 GROUPS: Final = ("day", "account", "model", "channel")
 DAYS: Final = 30
@@ -28,7 +26,7 @@ MOST_DAYS: Final = 370
 LINES: Final = 200
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RevenueFilter(msgspec.Struct, frozen=True):
     """Which sums are asked for, as the form has it."""
 
     account: str = ""
@@ -46,12 +44,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 async def show(visit: Visit) -> web.StreamResponse:
     """Show the sums of a time, by default the last 30 days."""
-    asked, by = visit.query(Asked), _by(visit)
+    asked, by = visit.query(RevenueFilter), _by(visit)
     problem, found, plot = None, None, None
     terms = asked.terms()
     try:
-        days = await usage.summary(visit.desk, query=_wanted(["day"], terms, usage.MOST_LINES))
-        found = days if by == ["day"] else await usage.summary(visit.desk, query=_wanted(by, terms, LINES))
+        days = await usage.summary(visit.client, query=_wanted(["day"], terms, usage.MOST_LINES))
+        found = days if by == ["day"] else await usage.summary(visit.client, query=_wanted(by, terms, LINES))
         plot = _plot(days, terms)
     except Refused as error:
         if error.status != 400:
@@ -68,22 +66,22 @@ async def show(visit: Visit) -> web.StreamResponse:
         plot=plot,
         problem=problem,
         export="/money.csv?" + urlencode([*(("by", name) for name in by), *terms.items()]),
-        models=list(visit.desk.config.models),
+        models=list(visit.client.config.models),
     )
 
 
-async def warm(desk: LocalDesk) -> None:
+async def warm(client: LocalClient) -> None:
     """Look once at what the page shows of the last 30 days: the sums of days that are over are in memory from then on."""
-    terms = Asked().terms()
-    await usage.summary(desk, query=_wanted(["day"], terms, usage.MOST_LINES))
+    terms = RevenueFilter().terms()
+    await usage.summary(client, query=_wanted(["day"], terms, usage.MOST_LINES))
     for by in (list(GROUPS), *([name] for name in GROUPS[1:])):
-        await usage.summary(desk, query=_wanted(by, terms, LINES))
+        await usage.summary(client, query=_wanted(by, terms, LINES))
 
 
 async def export(visit: Visit) -> web.StreamResponse:
     """Send the sums as CSV."""
     by = _by(visit)
-    found = await usage.summary(visit.desk, query=_wanted(by, visit.query(Asked).terms(), usage.MOST_LINES))
+    found = await usage.summary(visit.client, query=_wanted(by, visit.query(RevenueFilter).terms(), usage.MOST_LINES))
 
     async def pieces() -> Any:
         lines = usage.dicts(found.data, by)
@@ -99,8 +97,8 @@ def _by(visit: Visit) -> list[str]:
     return [name for name in GROUPS if name in given] or ["day"]
 
 
-def _wanted(by: list[str], terms: dict[str, str], limit: int) -> Wanted:
-    return body(Wanted, by=",".join(by), limit=limit, sort="" if "day" in by else "charge_micros", **terms)
+def _wanted(by: list[str], terms: dict[str, str], limit: int) -> SumsQuery:
+    return body(SumsQuery, by=",".join(by), limit=limit, sort="" if "day" in by else "charge_micros", **terms)
 
 
 def _plot(found: Summary, terms: Mapping[str, str]) -> Plot | None:

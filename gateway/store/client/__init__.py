@@ -1,4 +1,4 @@
-"""The Redis client: connections, the topologies (one server, Sentinel, cluster), and the embedded server.
+"""The Redis client: connections, the topologies (one server, Sentinel, cluster), steps, durability.
 
-Imports only `compiled`, `errors`, `log` and `durable` from the rest of the gateway.
+Imports only `base` and `config` from the rest of the gateway.
 """

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import StoreAway
-from gateway.store.client.packing import Argument
+from gateway.base.errors import StoreAway
+from gateway.store.client.protocol import Argument
 
 if TYPE_CHECKING:  # redis-py takes as long to import as most commands to run: see `connect`
     from redis.asyncio.connection import AbstractConnection

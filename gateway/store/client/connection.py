@@ -21,9 +21,8 @@ from hiredis import HiredisError, PushNotification, Reader
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from gateway.errors import StoreAway, StoreError
-from gateway.store.client.error_replies import MOMENTARY, Demoted, UnknownScript, error_of
-from gateway.store.client.packing import Command, pack
+from gateway.base.errors import StoreAway, StoreError
+from gateway.store.client.protocol import MOMENTARY, Command, Demoted, UnknownScript, error_of, pack
 
 Convert = Callable[[Any], Any]
 PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, Command, str | None, bytes]
@@ -34,6 +33,9 @@ MAX_PAUSE_S: Final = 0.2
 
 LATE_S: Final = 0.001
 """Extra time after a deadline, so that an event loop that was busy reads the replies that have arrived meanwhile."""
+
+TASK: Final = "gateway: connection to the store"
+"""The name of the task of a connection."""
 
 _INCOMPLETE: Final = object()
 
@@ -79,7 +81,7 @@ class Connection(asyncio.Protocol):
         self.lost = False
         """Whether the connection has failed, so that a new one is needed."""
         self._ended = asyncio.Event()
-        self._task = self._loop.create_task(self._run(link, pause_s))
+        self._task = self._loop.create_task(self._run(link, pause_s), name=TASK)
 
     def submit(
         self,

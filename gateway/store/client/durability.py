@@ -1,14 +1,39 @@
-"""The check that a store is safe for balances: acknowledged writes survive a restart, and no key is evicted."""
+"""Durability of the store: checks that it is safe for balances, and sends recent writes again to a new master.
+
+A safe store keeps acknowledged writes over a restart, and evicts no key. A new master may lack writes that the old one
+acknowledged, so they are buffered and sent again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain
+from typing import Any, Final
 
-from gateway.errors import Misconfigured, StoreAway
+import msgspec
+
+from gateway.base.errors import Misconfigured, StoreAway
+from gateway.config.document import Document
 from gateway.store.client.client import Client
 
 MIN_MAJOR_VERSION = 7
+NO_DATABASE: Final = "DB index is out of range"
+
+RETENTION_S: Final = 60
+"""How long a line is kept at least, unless the buffer is full: twice the time after which Sentinel, by default, considers a
+primary down.
+"""
+
+SEGMENT_BYTES: Final = 32 * 1024
+"""Bytes that are compressed at a time. It takes about 0.1 ms and reduces similar lines to 5 to 20 % of their size."""
+
+SEGMENT_S: Final = 10
+"""The maximum time between the first and the last line of a segment, since they are dropped together."""
 
 
 async def check_store(client: Client, accept_loss: bool) -> list[str]:
@@ -49,3 +74,87 @@ def _weaknesses(info: dict[str, Any]) -> list[str]:
     if int(str(info.get("redis_version", "0")).split(".")[0]) < MIN_MAJOR_VERSION:
         weak.append(f"it is older than version {MIN_MAJOR_VERSION}")
     return weak
+
+
+class Masters:
+    """Detects a failover: compares the present masters of the store with the masters at the previous check."""
+
+    def __init__(self, *clients: Client) -> None:
+        self._clients = clients
+        self._masters: frozenset[str] | None = None
+
+    async def replay_after_failover(self, *repeats: Callable[[], Awaitable[int]]) -> list[int]:
+        """Call each of `repeats` if a master may have changed; return their results, 0 for each that was not called.
+
+        Call it at start and every few seconds. Raises `StoreAway`; the next call then calls all of them.
+        """
+        for client in self._clients:
+            await client.follow()
+        previous, self._masters = self._masters, frozenset()  # if this fails, a master may change before the next check
+        infos = await info_of_masters(self._clients[-1], "server", "replication")
+        # A master that was replaced and promoted again is the same process with another replication history.
+        masters = frozenset(f"{info['run_id']} {info['master_replid']}" for info in infos)
+        changed = previous is not None and not masters <= previous
+        results = [await repeat() if changed else 0 for repeat in repeats]
+        self._masters = masters
+        return results
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """Compressed lines that are dropped together. `last`: the time of the last one, in monotonic seconds."""
+
+    last: int
+    lines: bytes
+
+
+class ReplayBuffer:
+    """Recently acknowledged lines, oldest first, in at most `max_bytes` of compressed data.
+
+    Lines are stored in segments, because an object for each line would take many times the memory.
+    """
+
+    def __init__(self, max_bytes: int = sys.maxsize) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._segments: deque[Segment] = deque()
+        self._open = bytearray()
+        self._began = 0
+
+    def add(self, line: bytes) -> None:
+        """Add a line, which must not contain a line feed, and drop the oldest lines beyond the time and the bytes that are kept."""
+        now = int(time.monotonic())
+        if not self._open:
+            self._began = now
+        elif len(self._open) + len(line) >= SEGMENT_BYTES or now - self._began >= SEGMENT_S:
+            self._close(now)
+        self._open += line + b"\n"
+
+    def _close(self, now: int) -> None:
+        segment = Segment(min(now, self._began + SEGMENT_S), zlib.compress(self._open, 1))
+        self._open.clear()
+        self._began = now
+        self._segments.append(segment)
+        self._bytes += len(segment.lines)
+        self._drop_old(now)
+
+    def _drop_old(self, now: int) -> None:
+        segments = self._segments
+        while segments and (segments[0].last < now - RETENTION_S or self._bytes > self._max_bytes):
+            self._bytes -= len(segments.popleft().lines)
+
+    def __iter__(self) -> Iterator[bytes]:
+        now = int(time.monotonic())
+        self._drop_old(now)
+        if self._began + SEGMENT_S < now - RETENTION_S:
+            self._open.clear()
+        closed = (zlib.decompress(segment.lines) for segment in self._segments)
+        return chain.from_iterable(lines.split(b"\n")[:-1] for lines in (*closed, bytes(self._open)))
+
+
+def refuse_database(document: Document, error: StoreAway) -> None:
+    """Raise `Misconfigured` where the store has no database of the number in `redis:`."""
+    if NO_DATABASE in str(error):
+        text = (
+            "the store has no database of this number; use a smaller one, or raise `databases` in the store's settings"
+        )
+        raise document.wrong(("redis",), text) from None

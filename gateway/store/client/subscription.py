@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisClusterException, RedisError
 
-from gateway.errors import StoreAway
+from gateway.base.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.store.client.connection import translated
 

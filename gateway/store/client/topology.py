@@ -19,9 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from gateway.errors import Misconfigured, StoreAway
+from gateway.base.errors import Misconfigured, StoreAway
 from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Connection, Convert, translated, with_text
-from gateway.store.client.packing import Command
+from gateway.store.client.protocol import Command
 
 TRIES: Final = 2
 """A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""

@@ -1,21 +1,26 @@
-"""The invariants of one account's balance, holds and ledger, checked on what the store holds."""
+"""The audit of one account: invariants of its balance, holds and whole ledger, checked on what the store and the archive hold."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from gateway.amounts import amount as units
-from gateway.store.money.archive import MOVES, Archived, ArchiveError, Entry
-from gateway.store.money.budgets import Window, count, differences, windows
+from gateway.base.amounts import amount as units
+from gateway.store.client.client import Client
+from gateway.store.money.archive import MOVES, Archive, Archived, ArchiveError, Entry
+from gateway.store.money.budgets import Window, budget_fields, count, differences, windows
+from gateway.store.money.scripts import keys_of
 
 RESOLVING_KINDS = frozenset((b"settle", b"release", b"expire", b"orphan"))
 """The kinds of ledger lines that resolve a request. Each request has one of them; one `late` may follow an `expire`."""
 
 MAX_LISTED = 20
+
+PAGE_SIZE: Final = 1000
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -67,7 +72,7 @@ class Resolved(msgspec.Struct, frozen=True):
     at_ms: int = 0
 
 
-class Audit(msgspec.Struct, frozen=True):
+class AccountAudit(msgspec.Struct, frozen=True):
     """An account at one moment: each violated invariant, in words, and each request of its ledger.
 
     `expired`: holds whose lease had expired, which the audit ended. `stale`: costs that came too late to be charged.
@@ -84,15 +89,20 @@ class Audit(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, ledger: Ledger, swept_ms: int, expired: list[tuple[str, int]], stale: dict[str, int]
-    ) -> Audit:
+        cls,
+        snapshot: Snapshot,
+        ledger: LedgerSums,
+        swept_ms: int,
+        expired: list[tuple[str, int]],
+        stale: dict[str, int],
+    ) -> AccountAudit:
         """Return the audit of an account that was swept at `swept_ms`."""
         requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
         wrong = violations(snapshot, ledger, swept_ms)
         return cls(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
 
 
-class Ledger:
+class LedgerSums:
     """The sums of a ledger and the errors in its lines, added line by line. `unread`: the sums of archived lines before them."""
 
     def __init__(self, unread: Archived) -> None:
@@ -105,7 +115,7 @@ class Ledger:
         self.budgets = Counter[Window]()
 
     @classmethod
-    def after(cls, archived: Archived, entries: Iterable[Entry]) -> Ledger:
+    def after(cls, archived: Archived, entries: Iterable[Entry]) -> LedgerSums:
         """Return a ledger with its archived lines; they stay unread if they do not match the store's sums. Blocks."""
         ledger = cls(Archived())
         try:
@@ -139,7 +149,7 @@ class Ledger:
         self.requests[key] = Resolved(kind, charged, int(line.partition(b"-")[0]))
 
 
-def violations(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
+def violations(snapshot: Snapshot, ledger: LedgerSums, swept_ms: int) -> list[str]:
     """Return each violated invariant in words; of one that fails for many requests, the first few.
 
     `swept_ms`: the time of the last sweep. No hold whose lease ended by then may be left.
@@ -180,3 +190,23 @@ def violations(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
 
 def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def read_ledger(
+    client: Client, account: str, read_snapshot: Callable[..., Awaitable[list[Any]]], archive: Archive | None
+) -> tuple[Snapshot, LedgerSums]:
+    """Return a snapshot of the account and its ledger up to then. Starts again if lines were archived meanwhile."""
+    keys = keys_of(account)
+    while True:
+        fields = await budget_fields(client, account)
+        snapshot = Snapshot.of(await read_snapshot(*fields), fields)
+        ledger, start = LedgerSums(snapshot.archived), "-"
+        if archive is not None:
+            entries = archive.entries(account, snapshot.archived)
+            ledger = await asyncio.to_thread(LedgerSums.after, snapshot.archived, entries)
+        while lines := await client.call("XRANGE", keys.ledger, start, snapshot.last_line, "COUNT", PAGE_SIZE):
+            for line, fields in lines:
+                ledger.add(line, fields)
+            start = "(" + lines[-1][0].decode()
+        if Archived.of(await client.call("HGET", keys.wallet, "archived")) == snapshot.archived:
+            return snapshot, ledger

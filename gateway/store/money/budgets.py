@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.amounts import amount
-from gateway.budgets import NEVER, Budget, BudgetUse
+from gateway.base.amounts import amount
+from gateway.domain.budgets import NEVER, Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
 from gateway.store.money.scripts import keys_of
 
@@ -85,7 +85,7 @@ def count(sums: Counter[Window], text: bytes, amount: int) -> None:
 
 
 def differences(stored: Mapping[Window, int], sums: Counter[Window], unread_ms: int) -> list[str]:
-    """Return each budget, in words, that does not count what it must.
+    """Return a sentence for each budget whose sum in the wallet differs from the sum of the ledger and the holds.
 
     `unread_ms`: the time of the last line of the ledger that is not in `sums`, 0 where all are. A window that may have such
     lines is left out.

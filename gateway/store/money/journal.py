@@ -25,10 +25,10 @@ from typing import Final
 import msgspec
 from uuid_utils import uuid7
 
-from gateway import crash_points, durable
-from gateway.errors import StoreAway
-from gateway.log import Logger
-from gateway.store.money.results import Settled, Settlement
+from gateway.base import crash_points, durable
+from gateway.base.errors import StoreAway
+from gateway.base.log import Logger
+from gateway.store.money.scripts import Settled, Settlement
 
 Deliver = Callable[[Settlement], Awaitable[Settled]]
 
@@ -213,7 +213,7 @@ def _leave(path: Path, settlements: list[Settlement]) -> None:
 
 
 async def _deliver(waiting: list[Settlement], deliver: Deliver) -> tuple[list[Settlement], BaseException | None]:
-    """Return the settlements that are left, and an error. One that the store refuses does not stop the others."""
+    """Deliver settlements; return the undelivered ones, and an error. A settlement that is refused does not stop the others."""
     left, error = list[Settlement](), None
     while waiting and not isinstance(error, StoreAway):
         batch, waiting = waiting[:_BATCH], waiting[_BATCH:]

@@ -16,31 +16,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from gateway import crash_points
-from gateway.budgets import Budget
-from gateway.errors import GatewayError, StoreAway, StoreError
+import msgspec
+
+from gateway.base import crash_points
+from gateway.base.errors import GatewayError, StoreAway, StoreError
+from gateway.domain.budgets import Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
-from gateway.store.client.retry import retried
-from gateway.store.client.step import Step
+from gateway.store.client.durability import ReplayBuffer
+from gateway.store.client.steps import Step, retried
 from gateway.store.money.archive import Archive
-from gateway.store.money.audit import Audit
-from gateway.store.money.budgets import arguments_of, limits_of
+from gateway.store.money.audit import AccountAudit, read_ledger
+from gateway.store.money.budgets import arguments_of, limits_of, read_budgets
 from gateway.store.money.journal import Journal
-from gateway.store.money.ledger_reader import read_ledger
-from gateway.store.money.reader import Reader
-from gateway.store.money.recent import RecentSettlements
-from gateway.store.money.replies import checked, hold_reply, pairs, used_in
-from gateway.store.money.results import SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
-from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
+from gateway.store.money.ledger import LedgerPage, ledger_page
+from gateway.store.money.scripts import (
+    KEEP_S,
+    SETTLES,
+    SKEW_S,
+    Credit,
+    Credited,
+    Hold,
+    HoldReply,
+    Settle,
+    Settled,
+    Settlement,
+    checked,
+    hold_reply,
+    keys_of,
+    pairs,
+    script,
+    used_in,
+)
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
 
 PAGE_SIZE: Final = 1000
 
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(tuple[str, str, int, Literal["settle", "release"], str]).decode
 
-class Wallet(Reader):
+
+class Wallet:
     """The balances of one store. Calls may raise `StoreAway`, and `StoreError` for an argument out of range.
 
     Settlements use the client `settling`, so that a burst of new requests cannot delay a charge. `keep_s`: how long a
@@ -58,7 +76,8 @@ class Wallet(Reader):
         skew_s: float = SKEW_S,
         retry_for_s: float = 3,
     ) -> None:
-        super().__init__(client, settling or client)
+        self._client = client
+        self._settling = settling or client
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._retry_for_s = retry_for_s
@@ -191,7 +210,7 @@ class Wallet(Reader):
         """Sweep the account, then return each violated invariant in words; empty if there is none."""
         return (await self.audit(account)).wrong
 
-    async def audit(self, account: str, archive: Archive | None = None) -> Audit:
+    async def audit(self, account: str, archive: Archive | None = None) -> AccountAudit:
         """Sweep the account, then check its balance against its ledger, with the archived lines if an archive is given."""
         expired = list[tuple[str, int]]()
         swept_ms, ended = await self._sweep(account)
@@ -200,7 +219,7 @@ class Wallet(Reader):
             swept_ms, ended = await self._sweep(account)
         read_snapshot = partial(self._call, "snapshot", self._settling, account, account)
         snapshot, ledger = await read_ledger(self._settling, account, read_snapshot, archive)
-        return Audit.of(snapshot, ledger, swept_ms, expired, await self.dead_letters(account))
+        return AccountAudit.of(snapshot, ledger, swept_ms, expired, await self.dead_letters(account))
 
     async def _resolve(self, settlement: Settlement) -> Settled:
         try:
@@ -238,3 +257,39 @@ class Wallet(Reader):
     def _resolving(self, settlement: Settlement) -> tuple[Argument, ...]:
         terms: tuple[Argument, ...] = (settlement.kind, settlement.cost, *self._window)
         return (*terms, settlement.marks) if settlement.marks else terms
+
+    async def budgets(self, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
+        """Return what each of these budgets of one request counts now. Holds whose lease has expired count until they are swept."""
+        return await read_budgets(self._client, account, budgets)
+
+    async def ledger(self, account: str, limit: int, after: str = "") -> LedgerPage:
+        """Return up to `limit` lines of the account's ledger, newest first; those older than the line `after`."""
+        return await ledger_page(self._client, account, limit, after)
+
+    async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
+        """Return the charge of each resolved request among these, by its id. Requests that are still open are left out."""
+        records = await self._settling.call("HMGET", keys_of(account).wallet, *request_ids)
+        stored = {key: record.split() for key, record in zip(request_ids, records, strict=True) if record}
+        return {key: int(words[2]) for key, words in stored.items() if words[1].isalpha()}
+
+    async def dead_letters(self, account: str) -> dict[str, int]:
+        """Return the requests, with their costs, whose settlement came too late to know whether they were charged."""
+        letters = await self._settling.call("HGETALL", keys_of(account).stale)
+        return {request_id.decode(): int(cost) for request_id, cost in letters.items()}
+
+
+class RecentSettlements:
+    """Settlements of about the last minute."""
+
+    def __init__(self) -> None:
+        self._lines = ReplayBuffer()
+
+    def add(self, settlement: Settlement) -> None:
+        """Add a settlement that the store has acknowledged."""
+        account, request_id = settlement.account, settlement.request_id
+        self._lines.add(_encode((account, request_id, settlement.cost, settlement.kind, settlement.marks)))
+
+    def latest(self) -> list[Settlement]:
+        """Return the last settlement of each request."""
+        settlements = (Settlement(*_decode(line)) for line in self._lines)
+        return list({settlement.request_id: settlement for settlement in settlements}.values())

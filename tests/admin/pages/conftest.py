@@ -14,19 +14,17 @@ from aiohttp import ClientTimeout, CookieJar
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
-from gateway.admin.app import Admin
-from gateway.admin.callers import Callers
+from gateway.admin.actions import links
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.links import AdminToken, NewLink
+from gateway.admin.actions.local import Actor, GatewayState, LocalClient
+from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.http.app import Admin, Callers
 from gateway.admin.pages.pages import Pages
+from gateway.chain.services import Store
 from gateway.config.schema import Loaded, load
-from gateway.management import links
-from gateway.management.admin_token import AdminToken
-from gateway.management.desk import Actor, LocalDesk, Running
-from gateway.management.links import NewLink
-from gateway.management.operation import Scope
 from gateway.metrics.exporter import Exporter
-from gateway.services import Store
-from gateway.store.management_tokens import ManagementTokens
-from tests.admin.conftest import TOKEN
+from tests.admin.http.conftest import TOKEN
 from tests.patience import PATIENCE_S
 
 CONFIG: Final = """\
@@ -55,7 +53,7 @@ class House:
         self.url = url
         self.loaded = self.configured("")
         self.store: Store
-        self.running: Running | None = None
+        self.running: GatewayState | None = None
         self.client_of: Callable[[], Awaitable[Client]]
 
     def configured(self, more: str) -> Loaded:
@@ -64,9 +62,9 @@ class House:
         file.write_text(CONFIG.format(url=self.url, folder=self.folder, timeout=PATIENCE_S, more=more))
         return load(file)
 
-    def desk(self, actor: Actor | None = None, key: str = "") -> LocalDesk:
+    def desk(self, actor: Actor | None = None, key: str = "") -> LocalClient:
         """Return the desk of an actor, or of somebody who may do everything."""
-        return LocalDesk(self.loaded, self.store, actor or Actor("test"), key, running=self.running)
+        return LocalClient(self.loaded, self.store, actor or Actor("test"), key, running=self.running)
 
     async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
         """Make a link and return its ticket."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gateway.management import accounts, money
-from gateway.management.accounts import NewAccount
-from gateway.management.money import NewCredit
-from gateway.management.operation import Scope
+from gateway.admin.actions import accounts, money
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.money import NewCredit
 from gateway.store.accounts import AccountStatus
 from tests.admin.pages.conftest import House
 from tests.store_proxy import StoreProxy

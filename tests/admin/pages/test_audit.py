@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import Refused
-from gateway.management import audit, links
-from gateway.management.audit import AuditLines
-from gateway.management.desk import Actor
-from gateway.management.links import NewLink
-from gateway.management.operation import Scope
+from gateway.admin.actions import audit, links
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.audit import AuditLines
+from gateway.admin.actions.links import NewLink
+from gateway.admin.actions.local import Actor
+from gateway.base.errors import Refused
 from tests.admin.pages.conftest import House, Visitor
 
 

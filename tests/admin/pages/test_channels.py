@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.management import channels
-from gateway.store.channel_states import Condition
+from gateway.admin.actions import channels
+from gateway.store.channels import Condition
 from tests.admin.pages.conftest import House
 
 

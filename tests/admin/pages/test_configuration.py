@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gateway.management.desk import RefusedReload, Running
+from gateway.admin.actions.local import GatewayState
+from gateway.runtime.handover import RefusedReload
 from tests.admin.pages.conftest import House
 
 
@@ -16,6 +17,6 @@ async def test_the_configuration_has_no_secret_and_says_what_was_refused(house: 
         assert part in text, part
     assert "sk-secret" not in text
     assert "was refused" not in text
-    house.running = Running(3, RefusedReload("gateway.yaml:7: models.m: <b>wrong</b>", time.time()))
+    house.running = GatewayState(3, RefusedReload("gateway.yaml:7: models.m: <b>wrong</b>", time.time()))
     _, text = await visitor.get("/configuration")
     assert ("was refused" in text, "models.m: &lt;b&gt;wrong&lt;/b&gt;" in text, "generation 3" in text) == (True,) * 3

@@ -9,16 +9,16 @@ import pytest
 from aiohttp import CookieJar
 from pytest_aiohttp import AiohttpClient
 
+from gateway.admin.actions import accounts, links, management_tokens
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.links import AdminToken
+from gateway.admin.actions.local import Actor
+from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.http.portal import Portal
 from gateway.admin.pages.pages import Pages
-from gateway.admin.portal import Portal
-from gateway.errors import Refused
-from gateway.management import accounts, links, management_tokens
-from gateway.management.accounts import NewAccount
-from gateway.management.admin_token import AdminToken
-from gateway.management.desk import Actor
-from gateway.management.operation import Scope
-from gateway.store.management_tokens import ManagementTokens
-from tests.admin.conftest import TOKEN
+from gateway.base.errors import Refused
+from tests.admin.http.conftest import TOKEN
 from tests.admin.pages.conftest import House, Visitor
 
 SSO = 'admin_sso: {header: X-Forwarded-User, from: [%s], scopes: {boss: [read, accounts], "*": [read], nobody: []}}'

@@ -8,11 +8,11 @@ from html import unescape
 
 import pytest
 
-from gateway.admin.pages import forms
-from gateway.admin.pages.forms import LARGEST
-from gateway.management import accounts, links
-from gateway.management.accounts import NewAccount
-from gateway.management.operation import Scope
+from gateway.admin.actions import accounts, links
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.action import Scope
+from gateway.admin.pages import view
+from gateway.admin.pages.view import LARGEST
 from tests.admin.pages.conftest import House, Visitor
 from tests.patience import PATIENCE_S
 
@@ -115,7 +115,7 @@ async def test_nobody_does_what_the_scopes_do_not_say(house: House) -> None:
 
 
 async def test_a_form_that_does_not_end_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "READ_S", 0.2)
+    monkeypatch.setattr(view, "READ_S", 0.2)
     client = await house.client_of()
 
     async def slow() -> AsyncIterator[bytes]:

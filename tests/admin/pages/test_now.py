@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from aiohttp import ClientResponse
 
-from gateway.admin.pages import now, pulse
-from gateway.exchange import Outcome
+from gateway.admin.pages import now
+from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House, Visitor
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end
+from tests.records import arrival, end, usage_database
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ async def rows_of(response: ClientResponse, number: int) -> list[str]:
 
 @pytest.fixture
 def rows(house: House) -> UsageDatabase:
-    return UsageDatabase(house.store.usage.folder)
+    return usage_database(house.store.usage.folder)
 
 
 async def test_what_ends_is_told_once_in_order_after_what_has_ended_before(house: House, rows: UsageDatabase) -> None:
@@ -100,7 +100,7 @@ async def test_what_nobody_asked_for_is_left_out(house: House, rows: UsageDataba
 
 
 async def test_one_too_many_is_refused_until_another_has_left(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "MAX_FOLLOWERS", 4)
+    monkeypatch.setattr(now, "MAX_FOLLOWERS", 4)
     visitor = await house.visitor()
     async with AsyncExitStack() as stack:
         for _ in range(4):

@@ -6,22 +6,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.management import accounts, links, management_tokens, money, tokens
-from gateway.management.accounts import AccountChange, NewAccount
-from gateway.management.management_tokens import NewManagementToken
-from gateway.management.money import NewCredit
-from gateway.management.operation import Scope
-from gateway.management.tokens import NewToken, TokenList
+from gateway.admin.actions import accounts, links, management_tokens, money, tokens
+from gateway.admin.actions.accounts import AccountChange, NewAccount
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.management_tokens import NewManagementToken
+from gateway.admin.actions.money import NewCredit
+from gateway.admin.actions.tokens import NewToken, TokenList
 from gateway.store.accounts import AccountStatus
-from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House, Visitor
-from tests.records import arrival, end
+from tests.records import arrival, end, usage_database
 
 
 @pytest.fixture
 async def own(house: House) -> AsyncIterator[House]:
     """The port with the accounts alice and bob, each with a token and a request."""
-    rows = UsageDatabase(house.folder / "usage")
+    rows = usage_database(house.folder / "usage")
     for name, model in (("alice", "words"), ("bob", "secrets-of-bob")):
         await accounts.create(house.desk(), body=NewAccount(name))
         await money.credit(house.desk(), name, body=NewCredit(f"paid-by-{name}", 5_000_000))
@@ -106,7 +105,7 @@ async def test_a_suspended_account_is_told_that_nothing_is_served(own: House) ->
 
 
 async def test_a_caller_makes_only_so_many_tokens(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admin.pages.own.MOST_TOKENS", 3)
+    monkeypatch.setattr("gateway.admin.pages.callers.MOST_TOKENS", 3)
     alice = await entered(own, "alice")
     await alice.get("/my")
     assert [(await alice.post("/my/tokens", name="new", once=f"o{each}"))[0] for each in range(3)] == [201, 201, 409]
@@ -119,7 +118,7 @@ async def test_a_caller_makes_only_so_many_tokens(own: House, monkeypatch: pytes
 
 
 async def test_a_caller_changes_something_only_so_often(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admin.pages.own_bounds.MOST_CHANGES", 3)
+    monkeypatch.setattr("gateway.admin.pages.callers.MOST_CHANGES", 3)
     alice, bob = await entered(own, "alice"), await entered(own, "bob")
     await alice.get("/my")
     for _ in range(3):
@@ -129,7 +128,7 @@ async def test_a_caller_changes_something_only_so_often(own: House, monkeypatch:
     assert 1 <= int(alice.headers["Retry-After"]) <= 60
     await bob.get("/my")
     assert (await bob.post("/my/tokens", name="new", once="x"))[0] == 201
-    monkeypatch.setattr("gateway.admin.pages.own_bounds.MINUTE_S", 0)
+    monkeypatch.setattr("gateway.admin.pages.callers.MINUTE_S", 0)
     assert (await alice.post("/my/tokens", name="new", once="x"))[0] == 201
 
 

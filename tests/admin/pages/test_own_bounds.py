@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.admin.pages.own_bounds import MOST_AT_ONCE, OwnBounds
+from gateway.admin.pages.callers import MOST_AT_ONCE, OwnBounds
 from tests.patience import soon, wait_until
 
 

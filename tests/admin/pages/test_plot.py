@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.pages.plot import HEIGHT, plot_of
+from gateway.admin.pages.view import HEIGHT, plot_of
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(-(10**6), 10**15)), min_size=1, max_size=400))

@@ -9,14 +9,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gateway.admin.pages.rendering import count, money, share, span
-from gateway.exchange import Outcome
-from gateway.management import accounts, tokens
-from gateway.management.accounts import NewAccount
-from gateway.management.tokens import NewToken
-from gateway.usage.database import UsageDatabase
+from gateway.admin.actions import accounts, tokens
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.tokens import NewToken
+from gateway.admin.pages.view import count, money, share, span
+from gateway.domain.exchange import Outcome
 from tests.admin.pages.conftest import House, Visitor
-from tests.records import arrival, end
+from tests.records import arrival, end, usage_database
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 LARGEST = 100 * 1024
@@ -43,7 +42,7 @@ async def pages_of(house: House) -> tuple[Visitor, list[str]]:
     await desk.store.wallet.credit("alice", "t", 5_000_000)
     await desk.store.wallet.adjust("alice", "u", -5, HOSTILE)
     await desk.store.channels.set_enabled("up", False, by=HOSTILE, reason=HOSTILE)
-    rows = UsageDatabase(desk.usage_folder)
+    rows = usage_database(desk.usage_folder)
     hostile = end(
         arrival(),
         account="alice",
@@ -145,6 +144,6 @@ def test_numbers_are_as_people_read_them() -> None:
 
 
 def test_the_workers_need_no_template_engine() -> None:
-    code = "import sys, gateway.runtime.serve, gateway.runtime.worker; print({'jinja2', 'aiohttp_session'} & set(sys.modules))"
+    code = "import sys, gateway.serve.serve, gateway.runtime.worker; print({'jinja2', 'aiohttp_session'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.exchange import Outcome
+from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House
-from tests.records import COSTED, arrival, end
+from tests.records import COSTED, arrival, end, usage_database
 
 
 @pytest.fixture
 def rows(house: House) -> UsageDatabase:
-    return UsageDatabase(house.store.usage.folder)
+    return usage_database(house.store.usage.folder)
 
 
 async def test_without_requests_the_page_says_how_one_comes_here(house: House) -> None:

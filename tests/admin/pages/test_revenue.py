@@ -8,12 +8,12 @@ import pytest
 
 from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House
-from tests.records import COSTED, arrival, end
+from tests.records import COSTED, arrival, end, usage_database
 
 
 @pytest.fixture
 def rows(house: House) -> UsageDatabase:
-    return UsageDatabase(house.store.usage.folder)
+    return usage_database(house.store.usage.folder)
 
 
 async def test_without_charges_the_page_says_how_there_are_some(house: House) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from gateway.errors import Refused
-from gateway.management import accounts, tokens
-from gateway.management.accounts import NewAccount
-from gateway.management.tokens import TokenList
+from gateway.admin.actions import accounts, tokens
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.tokens import TokenList
+from gateway.base.errors import Refused
 from tests.admin.pages.conftest import House, Visitor
 
 

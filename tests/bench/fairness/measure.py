@@ -155,7 +155,7 @@ async def measure(stage: Stage, *, rounds: int, phase_s: float, quiet_s: float |
     taken.stream_entries = watch.entries
     taken.tally = dict(tally.most_common())
     pairs = [(phase(before), phase(during)) for before, during in zip(quiet, beside, strict=True) if before and during]
-    refusals = Counter(f"{each.status} {each.said[:60]}" for during in beside for each in during if not each.whole)
+    refusals = Counter(f"{each.status} {each.said[:300]}" for during in beside for each in during if not each.whole)
     return Measured(
         stage.row.name,
         stage.row.shared,

@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
+from gateway.chain.services import Store
 from gateway.config.schema import Config, StoreSettings, load
-from gateway.facts import AccountLimits
-from gateway.services import Store
+from gateway.domain.facts import AccountLimits
 from gateway.store.client.client import Client
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from tests.bench.fairness.honest import HonestSettings
 from tests.bench.fairness.rows import Row

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway import AccountLimits
+from gateway.chain.services import Store
 from gateway.config.schema import load
-from gateway.services import Store
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.known_tokens import TokenStatus
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
+from gateway.store.tokens import TokenStatus
 from tests.bench.life.callers import FAST
 from tests.bench.life.hostile import EXACT_PRICE, EXACT_WORDS
 from tests.bench.life.settings import Settings

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gateway.errors import Misconfigured, StoreAway, StoreError
+from gateway.base.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 
 

@@ -12,11 +12,11 @@ import pytest
 import redis.exceptions
 from redis._parsers.base import BaseParser
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
 from gateway.store.client.connection import Connection, translated
-from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.client.error_replies import MOMENTARY, error_of
+from gateway.store.client.protocol import MOMENTARY, error_of
+from gateway.store.embedded import EmbeddedStore
 from tests.patience import timed
 
 StartStore = Callable[[], EmbeddedStore]

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.errors import Misconfigured
+from gateway.base.errors import Misconfigured
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from tests.patience import PATIENCE_S

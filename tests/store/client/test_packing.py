@@ -9,7 +9,7 @@ from hiredis import pack_command
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.store.client.packing import pack
+from gateway.store.client.protocol import pack
 
 PARTS = st.one_of(
     st.text(max_size=300),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.store.client.replay_buffer import RETENTION_S, SEGMENT_BYTES, SEGMENT_S, ReplayBuffer
+from gateway.store.client.durability import RETENTION_S, SEGMENT_BYTES, SEGMENT_S, ReplayBuffer
 
 
 class Clock:

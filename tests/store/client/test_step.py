@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
-from gateway.store.client.error_replies import Demoted
-from gateway.store.client.step import FAILED, RAN, STOPPED, Step, error_in, in_one_slot, run_steps
+from gateway.store.client.protocol import Demoted
+from gateway.store.client.steps import FAILED, RAN, STOPPED, Step, error_in, in_one_slot, run_steps
 from tests.store.cluster import cluster
 
 COUNT = Script("count", "return redis.call('INCRBY', KEYS[1], ARGV[1])")

@@ -14,14 +14,13 @@ from functools import cache
 from typing import Any, Final
 
 from gateway import AccountLimits
-from gateway.budgets import NEVER, Budget
+from gateway.domain.budgets import NEVER, Budget
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client, Script
-from gateway.store.client.step import STOPPED, Step, error_in, run_steps
-from gateway.store.known_tokens import Authenticated
+from gateway.store.client.steps import STOPPED, Step, error_in, run_steps
 from gateway.store.limits import RateLimiter, TokenLimits
 from gateway.store.money.wallet import Wallet
-from gateway.store.tokens import Tokens
+from gateway.store.tokens import Authenticated, Tokens
 from tests.store.conftest import request_id_at
 from tests.store.money.wallet_machine import REAL_STAMP
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.client.subscription import Subscription
 from tests.patience import PATIENCE_S, wait_until

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.errors import Misconfigured, StoreAway, StoreError
+from gateway.base.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import info_of_masters
-from gateway.store.client.embedded import EmbeddedStore, find_server
+from gateway.store.embedded import EmbeddedStore, find_server
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, wait_until
 from tests.store.sentinel import watched

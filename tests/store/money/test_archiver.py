@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Argument, Client
-from gateway.store.money.archive import Archive, Archived, ArchiveError, encode
-from gateway.store.money.archiver import YOUNGEST_S, Archiver
+from gateway.store.money.archive import YOUNGEST_S, Archive, Archived, ArchiveError, Archiver, encode
 from gateway.store.money.wallet import Credit, Settle, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import (

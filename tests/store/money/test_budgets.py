@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.budgets import FIELDS, NEVER, Budget, Kind
+from gateway.domain.budgets import FIELDS, NEVER, Budget, Kind
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.money.results import Hold, Settle, Settlement
+from gateway.store.money.scripts import Hold, Settle, Settlement
 from gateway.store.money.wallet import Wallet
 from gateway.store.tokens import Tokens
 from tests.store.conftest import ACCOUNT, KEY, balance_and_held, new_request_id, open_account, overdue, take

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
 from gateway.store.money.journal import Journal
-from gateway.store.money.results import Settlement
+from gateway.store.money.scripts import Settlement
 from gateway.store.money.wallet import Settle, Settled, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_request_id, open_account, take

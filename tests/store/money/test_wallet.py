@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
-from gateway.store.client.masters import Masters
+from gateway.store.client.durability import Masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Settled, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.conftest import (

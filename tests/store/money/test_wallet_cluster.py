@@ -13,11 +13,10 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from gateway.errors import StoreAway
+from gateway.base.errors import StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.client.durability import check_store, info_of_masters
-from gateway.store.client.masters import Masters
+from gateway.store.client.durability import Masters, check_store, info_of_masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.cluster import Cluster, client, masters

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.errors import StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Hold, HoldReply, Settle, Settled, Wallet
 from tests.store.conftest import ACCOUNT, KEY, balance_and_held, new_request_id, open_account, overdue, take

@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 
 from gateway.store.client.client import Script
-from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.layout import _ACCOUNT, _PARTS, ABOUT, UNREADABLE
 from gateway.store.money.scripts import keys_of, script
 from tests.store.conftest import request_id_at

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from gateway.errors import GatewayError
+from gateway.base.errors import GatewayError
 from gateway.store.money.scripts import script
 from tests.store.money.wallet_machine import REAL_CLOCK, REAL_STAMP, WalletMachine
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.store.client.client import Client, Script
-from gateway.store.client.step import RAN, STOPPED, Step, run_steps
+from gateway.store.client.steps import RAN, STOPPED, Step, run_steps
 from gateway.store.money.wallet import Settle, Settled, Wallet
 from tests.store.conftest import ACCOUNT, KEY, new_request_id, open_account, overdue, take
 

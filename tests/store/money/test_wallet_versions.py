@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import StoreError
+from gateway.base.errors import StoreError
 from gateway.store import layout
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client, Script
-from gateway.store.money.results import Settlement
+from gateway.store.money.scripts import Settlement
 from gateway.store.money.wallet import Hold, Settle, Wallet
 from tests.store.conftest import ACCOUNT, KEY, balance_and_held, new_request_id, numbers, overdue, take
 from tests.store.money.test_wallet_layouts import EARLIER_KEYS, earlier_text

@@ -20,14 +20,12 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.budgets import NEVER, Budget
-from gateway.errors import StoreError
+from gateway.base.errors import StoreError
+from gateway.domain.budgets import NEVER, Budget
 from gateway.store.client.client import Client, Script
-from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
-from gateway.store.money.archiver import Archiver
+from gateway.store.money.archive import Archive, Archived, ArchiveError, Archiver, Entry
 from gateway.store.money.audit import RESOLVING_KINDS
-from gateway.store.money.results import Settlement
-from gateway.store.money.scripts import KEYS
+from gateway.store.money.scripts import KEYS, Settlement
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, request_id_at

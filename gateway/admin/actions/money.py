@@ -1,0 +1,139 @@
+"""Operations on money: credits and adjustments, each booked once for its transaction id, and the ledger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+
+from gateway.admin.actions.accounts import existing
+from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
+from gateway.admin.actions.local import LocalClient
+from gateway.base.errors import StoreError
+from gateway.store.accounts import MAX_AMOUNT, AccountError, unknown
+from gateway.store.money.ledger import ArchivedLines, Line
+from gateway.store.money.scripts import Credit, Credited
+
+MAX_REASON: Final = 500
+"""Bytes."""
+
+Transaction = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^[A-Za-z0-9._:-]{1,64}$",
+        description="Your own id of this transaction, for ever: it is booked once, however often it is sent.",
+    ),
+]
+AfterLine = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^([1-9][0-9]{0,14}-[0-9]{1,18})?$",
+        description="`next` of the answer before; empty for the newest lines.",
+    ),
+]
+
+
+class NewCredit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An amount that is added to a balance."""
+
+    transaction: Transaction
+    amount_micros: Annotated[int, msgspec.Meta(ge=1, le=MAX_AMOUNT)]
+
+
+class NewAdjustment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A correction of a balance up or down. The reason is kept in the ledger."""
+
+    transaction: Transaction
+    amount_micros: Annotated[int, msgspec.Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REASON)]
+
+
+class Booked(msgspec.Struct, frozen=True):
+    """A transaction, and the balance after it. `booked_before`: it was, with this amount, so that nothing was changed now."""
+
+    account: str
+    transaction: str
+    amount_micros: int
+    balance_micros: int
+    booked_before: bool
+
+
+class LedgerLines(msgspec.Struct, frozen=True):
+    """Which lines of a ledger are listed."""
+
+    limit: LongLimit = DEFAULT_PAGE
+    after: AfterLine = ""
+
+
+class Ledger(Page[Line], frozen=True):
+    """Lines of a ledger, newest first. `archived`: the oldest lines, which are no longer among them, as one sum."""
+
+    archived: ArchivedLines | None = None
+
+
+@action("POST", "/accounts/{account}/credits", Scope.MONEY)
+async def credit(client: LocalClient, account: str, body: NewCredit) -> Booked:
+    """Add an amount to the balance, once for each transaction id.
+
+    409 `conflict` where the transaction was booked before with another amount; 400 where the account is closed.
+    """
+    move = partial(client.store.wallet.credit, account, body.transaction, body.amount_micros)
+    return await _booked(client, account, body, move)
+
+
+@action("POST", "/accounts/{account}/adjustments", Scope.MONEY)
+async def adjust(client: LocalClient, account: str, body: NewAdjustment) -> Booked:
+    """Correct the balance up or down, also below zero and of a closed account, once for each transaction id.
+
+    409 `conflict` where the transaction was booked before with another amount.
+    """
+    if len(body.reason.encode()) > MAX_REASON:
+        raise AccountError(f"a reason has at most {MAX_REASON} bytes")
+    move = partial(client.store.wallet.adjust, account, body.transaction, body.amount_micros, body.reason)
+    return await _booked(client, account, body, move)
+
+
+@action("GET", "/accounts/{account}/ledger", Scope.READ)
+async def ledger(client: LocalClient, account: str, query: LedgerLines) -> Ledger:
+    """List what changed the balance, newest first: credits, adjustments with their reasons, and the charge of each request."""
+    await existing(client, account)
+    page = await client.store.wallet.ledger(account, query.limit, query.after)
+    return Ledger(page.lines, bool(page.next), page.next or None, archived=page.archived)
+
+
+def check_transaction(transaction: str) -> None:
+    """Raise `AccountError` for what is no transaction id."""
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", transaction):
+        raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
+
+
+async def moved(account: str, transaction: str, move: Callable[[], Awaitable[Credited]]) -> Credited:
+    """Do a credit or an adjustment. Raises `AccountError` where nothing was booked, now or before."""
+    check_transaction(transaction)
+    try:
+        credited = await move()
+    except StoreError:  # the script has checked all arguments before it changed anything
+        raise AccountError("the amount, or the balance with it, is too large to be exact") from None
+    if credited.outcome is Credit.NO_ACCOUNT:
+        raise unknown(account)
+    if credited.outcome is Credit.CLOSED:
+        raise AccountError(f"the account `{account}` is closed for good: nothing was credited")
+    if credited.outcome is Credit.CONFLICT:
+        raise AccountError(
+            f"the transaction `{transaction}` was booked before with another amount: nothing was changed"
+        ).of_kind("conflict")
+    return credited
+
+
+async def _booked(
+    client: LocalClient, account: str, body: NewCredit | NewAdjustment, move: Callable[[], Awaitable[Credited]]
+) -> Booked:
+    credited = await moved(account, body.transaction, move)
+    before = credited.outcome is Credit.DONE
+    booked = Booked(account, body.transaction, body.amount_micros, credited.balance, before)
+    client.change.before = {"balance_micros": credited.balance - (0 if before else body.amount_micros)}
+    client.change.after = booked
+    return booked

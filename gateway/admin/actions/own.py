@@ -1,0 +1,88 @@
+"""Self-service of callers: an account's own usage and requests for its pages, the same sums and records as at the public port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from gateway.admin.actions.local import LocalClient
+from gateway.base.errors import Refused
+from gateway.server.own_records import NOT_FOUND, NOT_IN_ALL, notes_of, own_fields, readable
+from gateway.usage import queries
+from gateway.usage.database import UnusableFile
+from gateway.usage.gaps import span_ms
+from gateway.usage.queries import OWN_SUMS, RequestsQuery, own_sums
+
+Line = Mapping[str, Any]
+
+
+class OwnUsage(msgspec.Struct, frozen=True):
+    """The sums of an account over some days: each day of them, also those without requests, each model, each token, and all."""
+
+    days: Sequence[Line]
+    models: Sequence[Line]
+    tokens: Sequence[Line]
+    total: Mapping[str, int]
+    notes: Sequence[str]
+
+
+class OwnRequests(msgspec.Struct, frozen=True):
+    """A part of the list of an account's requests, newest first. `next`: what the next part comes after, or empty."""
+
+    data: Sequence[Line]
+    next: str
+    notes: Sequence[str]
+
+
+async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
+    """Return the sums of the last `days` days (UTC), which end today. Raises `FilesUnusable`."""
+    last = datetime.now(UTC).date()
+    wanted = [f"{last - timedelta(days=back)}" for back in range(days)][::-1]
+
+    def read() -> OwnUsage:
+        unusable: list[UnusableFile] = []
+        folder = client.usage_folder
+        with readable():
+            by_day, by_model, by_token = (
+                own_sums(folder, account, [group], wanted[0], wanted[-1], unusable)
+                for group in ("day", "model", "token_id")
+            )
+        found = {line["day"]: line for line in by_day}
+        nothing = dict.fromkeys(OWN_SUMS, 0)
+        return OwnUsage(
+            [found.get(day, {"day": day, **nothing}) for day in wanted],
+            _largest_first(by_model),
+            _largest_first(by_token),
+            {name: sum(line[name] for line in by_day) for name in OWN_SUMS},
+            notes_of(folder, unusable, *span_ms(wanted[0], wanted[-1])),
+        )
+
+    return await asyncio.to_thread(read)
+
+
+async def requests(client: LocalClient, account: str, after: str, limit: int) -> OwnRequests:
+    """Return a part of the list of an account's requests. `after` is an id. Raises `FilesUnusable`."""
+
+    def read() -> OwnRequests:
+        unusable: list[UnusableFile] = []
+        with readable():
+            found = queries.page(client.usage_folder, RequestsQuery(account, after=after), limit, unusable)
+        return OwnRequests(list(map(own_fields, found.records)), found.next, notes_of(client.usage_folder, unusable))
+
+    return await asyncio.to_thread(read)
+
+
+async def request(client: LocalClient, account: str, request_id: str) -> Line:
+    """Return one request of an account. Raises `Refused` (404) where it has none with this id."""
+    found = await client.store.usage.ask(request_id, account=account)
+    if found.record is None:
+        raise Refused(404, "request_not_found", NOT_IN_ALL if found.unasked else NOT_FOUND)
+    return own_fields(found.record)
+
+
+def _largest_first(lines: Sequence[Line]) -> list[Line]:
+    return sorted(lines, key=lambda line: (-line["charge_micros"], -line["requests"]))

@@ -1,0 +1,343 @@
+"""Operations on requests: the list with its filters, one record, and its story in words.
+
+The story leads from the arrival to the charge: a sentence, and the steps with their times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
+from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.times import Since, Until, between
+from gateway.base.amounts import amount
+from gateway.base.errors import GatewayError, Refused
+from gateway.base.ids import arrival_ms, check_time, first_id
+from gateway.base.text import counted
+from gateway.domain.exchange import Outcome
+from gateway.usage import gaps, queries
+from gateway.usage.database import UnusableFile
+from gateway.usage.queries import AllRequestsQuery
+from gateway.usage.record import Record, hashed_reference
+from gateway.usage.search import SearchResult
+
+SCANNED: Final = 10_000
+"""Rows that are compared with the filters between two looks at the time."""
+LONGEST_S: Final = 0.12
+"""How long it is looked for requests that are rare: then the page ends, with what was found."""
+_AFTER_PREFIX: Final = "g"
+
+AfterRequest = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})?$",
+        description="`next` of the answer before, the id of a request; empty for the newest requests.",
+    ),
+]
+IdPrefix = Annotated[
+    str,
+    msgspec.Meta(pattern="^[0-9a-f-]{1,36}$", description="Only requests whose id begins so: at least one character."),
+]
+Text = Annotated[str, msgspec.Meta(max_length=256)]
+
+NEVER_ARRIVED: Final = (
+    "never arrived: the usage log has no request with this id. Compare it with the x-request-id of the response, and the "
+    "address with the base address: only requests below /v1 are in the log. If it was refused among very many, a record with the "
+    "operation `counted` stands for it: `gateway usage list` shows them."
+)
+
+NOT_IN_ALL: Final = "not found, but it may have arrived: not every gateway of the store could be asked:"
+
+END_UNKNOWN: Final = "arrived; how it ended is not known here:"
+
+
+class Filters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which requests: those to which all of it applies.
+
+    `reference`: what the caller sent as `X-Client-Request-Id`; it needs `account` or `token`, since each account's references are
+    kept as hashes of its own. `operation` is `chat.completions` for those that were answered with generated text.
+    """
+
+    id: IdPrefix | None = None
+    account: Text | None = None
+    token: Text | None = None
+    model: Text | None = None
+    channel: Text | None = None
+    outcome: Outcome | None = None
+    error_code: Text | None = None
+    operation: Text | None = None
+    reference: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    since: Since | None = None
+    until: Until | None = None
+
+
+class Requests(Filters, frozen=True, kw_only=True):
+    """Which requests are listed, and from where on."""
+
+    limit: LongLimit = DEFAULT_PAGE
+    after: AfterRequest = ""
+
+
+class RequestPage(Page[Record], frozen=True):
+    """Requests, newest first, also those under way. It may have fewer than `limit`, also none, where more follow: see `next`.
+
+    `unread`: files of the log that cannot be read, whose requests are left out.
+    """
+
+    unread: list[str] = msgspec.field(default_factory=list)
+
+
+class FoundRecord(Record, frozen=True, kw_only=True, gc=False):
+    """A record. `unasked`: where its end is not known here, who may know of it and was not asked, in words."""
+
+    unasked: list[str] = msgspec.field(default_factory=list)
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a request: the sentence of `gateway trace`, and its steps.
+
+    `record` is null where none was found; that it never arrived is only certain where `unasked` is empty, too.
+    """
+
+    id: str
+    verdict: str
+    record: Record | None
+    steps: list[StoryStep] = []
+    unasked: list[str] = []
+
+
+@action("GET", "/requests", Scope.READ)
+async def list_(client: LocalClient, query: Requests) -> RequestPage:
+    """List requests of all gateways of the store, newest first."""
+    return await asyncio.to_thread(_list, client.usage_folder, query)
+
+
+@action("GET", "/requests/{id}", Scope.READ)
+async def read(client: LocalClient, id: str) -> FoundRecord:  # noqa: A002 - the field's name
+    """Return the record of a request. 404 where it is not found, with who may know of it and was not asked."""
+    found = await _find(client, id)
+    if found.record is None:
+        raise GatewayError("; ".join([f"the usage log has no request {id}", *found.unasked])).of_kind("not_found")
+    return FoundRecord(**_fields(found.record), unasked=found.unasked)
+
+
+@action("GET", "/requests/{id}/trace", Scope.READ)
+async def trace(client: LocalClient, id: str) -> Story:  # noqa: A002
+    """Return what happened to a request, in words. That it never arrived is an answer, too."""
+    found = await _find(client, id)
+    told = [] if found.record is None else steps(found.record)
+    return Story(id=id, verdict=verdict(found), record=found.record, steps=told, unasked=found.unasked)
+
+
+def record_of(found: FoundRecord) -> Record:
+    """Return the record alone."""
+    return Record(**_fields(found))
+
+
+async def _find(client: LocalClient, id: str) -> SearchResult:  # noqa: A002
+    """Return the record of a request from the files, or else from the store; or who was not asked."""
+    try:
+        check_time(id)
+    except ValueError:
+        raise Refused(400, "invalid_request", "The id of a request is its `x-request-id`.", param="id") from None
+    record = None
+    with suppress(UnusableFile):  # the store may have it, or says what is wrong
+        record = await asyncio.to_thread(queries.find, client.usage_folder, id)
+    return SearchResult(record) if record is not None and record.outcome else await client.store.usage.ask(id)
+
+
+def wanted_of(query: Filters) -> AllRequestsQuery:
+    """Return what the files are asked for. Raises `Refused` (400)."""
+    since_ms, until_ms = between(query.since, query.until)
+    account = query.account or None
+    if query.token is not None and account is None:
+        account = query.token.rpartition("-")[0]
+    reference = query.reference
+    if reference is not None:
+        if account is None:
+            text = "Give the account of the reference: the references of each are kept as hashes of its own."
+            raise Refused(400, "invalid_request", text, param="reference")
+        reference = hashed_reference(account, reference)
+    prefix = query.id or ""
+    return AllRequestsQuery(
+        account=account,
+        lowest=max(prefix, "" if since_ms is None else first_id(since_ms)),
+        highest=min(prefix + _AFTER_PREFIX, _AFTER_PREFIX if until_ms is None else first_id(until_ms)),
+        token_id=query.token,
+        model=query.model,
+        channel=query.channel,
+        outcome=query.outcome,
+        error_code=query.error_code,
+        operation=query.operation,
+        reference=reference,
+    )
+
+
+def _list(folder: Path, query: Requests) -> RequestPage:
+    since_ms, until_ms = between(query.since, query.until)
+    wanted, until = wanted_of(query), time.monotonic() + LONGEST_S
+    found, unusable = queries.RequestList([], query.after), list[UnusableFile]()
+    while True:
+        terms = msgspec.structs.replace(wanted, after=found.next)
+        more = queries.page(folder, terms, query.limit - len(found.records), unusable, SCANNED)
+        found = queries.RequestList(found.records + more.records, more.next)
+        if not found.next or len(found.records) == query.limit or time.monotonic() > until:
+            break
+    notes = gaps.notes(folder, arrival_ms(found.next) if found.next else since_ms, until_ms)
+    unread = list(dict.fromkeys(map(str, unusable)))
+    return RequestPage(found.records, bool(found.next), found.next or None, notes, unread=unread)
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in Record.__struct_fields__}
+
+
+class StoryStep(msgspec.Struct, frozen=True):
+    """A part of a story. `after_ms`: how long after the arrival it was, where that is known.
+
+    `kind`: `arrival`, also of a request that was refused; `change` by a plugin; `attempt` at a channel; `first_byte`; `end`;
+    `unavailable` of a channel that was not called; `charge`.
+    """
+
+    kind: Literal["arrival", "change", "attempt", "first_byte", "end", "unavailable", "charge"]
+    text: str
+    after_ms: int | None = None
+
+
+def verdict(found: SearchResult) -> str:
+    """Return what happened to a request that was asked for, as far as it is known, in one sentence."""
+    if found.record is not None and not found.unasked:
+        return in_words(found.record)
+    if not found.unasked:
+        return NEVER_ARRIVED
+    return "\n- ".join([NOT_IN_ALL if found.record is None else END_UNKNOWN, *found.unasked])
+
+
+def in_words(record: Record) -> str:
+    """Return what happened to a request, from its arrival to its charge, in one sentence."""
+    if record.outcome is None:
+        return "arrived, still under way"
+    _, *others = steps(record)
+    first = _arrival(record) if record.outcome is Outcome.REFUSED or not record.attempts else ""
+    return ", ".join(part for part in (first, *(step.text for step in others)) if part)
+
+
+def steps(record: Record) -> list[StoryStep]:
+    """Return what happened to a request, in the order in which it is told; the first step is its arrival."""
+    found = [StoryStep("arrival", _arrival(record), 0)]
+    found += [StoryStep("change", text) for text in _changes(record)]
+    found += [StoryStep("attempt", text) for text in _attempts(record)]
+    if record.first_byte_ms is not None and record.attempts:
+        found.append(StoryStep("first_byte", f"first byte after {record.first_byte_ms} ms", record.first_byte_ms))
+    if record.outcome is None:
+        return found
+    if text := _end(record, record.outcome):
+        found.append(StoryStep("end", text, None if record.outcome is Outcome.GATEWAY_CRASHED else record.duration_ms))
+    found += [StoryStep("unavailable", f"channel {name} {reason}") for name, reason in record.unavailable.items()]
+    return [*found, StoryStep("charge", text)] if (text := _charge(record)) else found
+
+
+def heading(record: Record) -> str:
+    """Return the line above a story."""
+    named = (("account", record.account), ("model", record.model), ("model asked for", record.requested_model))
+    parts = ", ".join(f"{name} {value}" for name, value in named if value)
+    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {parts}' if parts else ''}"
+
+
+def _arrival(record: Record) -> str:
+    if record.outcome is not Outcome.REFUSED:
+        return "arrived"
+    by = f" by {record.refused_by}" if record.refused_by else ""
+    others = record.events - 1
+    counted = f", and {others} like it within {record.duration_ms} ms, which were only counted" if others > 0 else ""
+    asked = f", asked for `{record.requested_model}`" if record.requested_model else ""
+    return f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){asked}{counted}"
+
+
+def _changes(record: Record) -> Iterator[str]:
+    """Yield which plugins changed the request or answered it."""
+    if record.changed_by:
+        yield f"changed by {' and '.join(record.changed_by)}"
+    if record.answered_by:
+        yield f"answered by {record.answered_by}"
+
+
+def _attempts(record: Record) -> Iterator[str]:
+    for tried in record.attempts:
+        if not tried.error or (tried is record.attempts[-1] and record.first_byte_ms is not None):
+            yield f"sent to channel {tried.channel}"
+        else:
+            yield f"tried channel {tried.channel}: {_failure(tried.error, tried.status)}"
+
+
+def _end(record: Record, outcome: Outcome) -> str:
+    events = f"after {counted(record.events, 'event')}"
+    began = record.first_byte_ms is not None
+    by = record.refused_by or "the gateway"
+    at_fault = f"the plugin {record.refused_by}" if record.refused_by else "the gateway"
+    ends = {
+        Outcome.REFUSED: "",
+        Outcome.COMPLETED: f"completed {events} and {record.duration_ms} ms"
+        if record.events
+        else f"answered {record.status}",
+        Outcome.CALLER_GONE: f"cut by the caller {events}" if began else "cut by the caller before the first byte",
+        Outcome.UPSTREAM_FAILED: f"no channel answered: {_failure(record.error_code, record.status)}",
+        Outcome.UPSTREAM_TRUNCATED: f"ended early by the upstream {events}",
+        Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream sent nothing more (longest gap {record.longest_gap_ms} ms)",
+        Outcome.UPSTREAM_ERROR_IN_STREAM: f"ended by an error of the upstream {events}",
+        Outcome.STOPPED: f"stopped by {by} {events} and {record.duration_ms} ms: {_words(record.error_code)}",
+        Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died, and the hold ended with its lease",
+        Outcome.INTERNAL_ERROR: f"failed because of an internal error of {at_fault} ({record.status})",
+    }
+    return ends[outcome]
+
+
+def _charge(record: Record) -> str:
+    if record.outcome is Outcome.GATEWAY_CRASHED and not record.charge_micros:
+        return ""
+    if not record.charge_micros:
+        return f"charged nothing{_cost(record)}"
+    source = " (estimated)" if record.usage_source == "estimated" else ""
+    return f"charged {amount(record.charge_micros)}{source}{_split(record)}{_hold(record)}{_cost(record)}"
+
+
+def _hold(record: Record) -> str:
+    """Return how the hold grew before further attempts, or that the balance did not cover one."""
+    held, refused = (record.price.get(name) for name in ("hold_micros", "hold_refused_micros"))
+    grown = f", its hold grew to {amount(held)} with a further attempt" if isinstance(held, int) else ""
+    if not isinstance(refused, int):
+        return grown
+    return f"{grown}, the balance did not cover a hold of {amount(refused)} for a further attempt"
+
+
+def _split(record: Record) -> str:
+    parts = [
+        f"{tokens} {what}"
+        for tokens, what in (
+            (record.cached_tokens, "read from a cache"),
+            (record.cache_write_tokens, "written to one"),
+        )
+        if tokens
+    ]
+    return f" for {record.prompt_tokens} prompt tokens, of which {' and '.join(parts)}" if parts else ""
+
+
+def _cost(record: Record) -> str:
+    known = f", cost {amount(record.cost_micros)}" if record.cost_micros else ""
+    stated = record.upstream_cost_micros
+    return known if stated is None else f"{known}, by the upstream's own account {amount(stated)}"
+
+
+def _failure(code: str, status: int) -> str:
+    return f"{_words(code)} ({status})" if status else _words(code)
+
+
+def _words(code: str) -> str:
+    return code.replace("_", " ") or "no reason recorded"

@@ -1,0 +1,316 @@
+"""Operations on what the file rules, where nothing is changed: the configuration, models, plugins and user groups as they are
+served.
+
+The file is shown line by line, with everything hidden that may be a secret.
+
+1. **What the file has as `${NAME}` or `${file:PATH}` is shown so**, never with what it stands for.
+2. **Of settings that may hold a credential, and of plugins' settings, only references, numbers and switches are shown.** A text
+   may be a secret: what it is for, only the plugin knows.
+3. Of a comment, words are hidden that look like a key; and what is hidden in one place is hidden in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+import msgspec
+import yaml
+
+from gateway.admin.actions.action import Page, Scope, action
+from gateway.admin.actions.local import LocalClient
+from gateway.base.amounts import MICROS
+from gateway.base.ids import utc
+from gateway.chain import loading
+from gateway.chain.plugin import Plugin
+from gateway.config.decode import describe_type
+from gateway.config.document import Document, KeyPath
+from gateway.config.schema import Cost, Group, Loaded, Model, PluginEntry, Tier
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.usage.record import shown_name
+
+HIDDEN: Final = "(hidden)"
+SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)
+"""Names of settings that are secrets, also where they are numbers."""
+SETTINGS: Final = ("redis", "clickhouse", "webhook", "api_key", "api_keys", "proxy", "headers", "query", "set", "with")
+"""Settings that may hold a credential, themselves or in what is below them."""
+OF_ANY_KIND: Final = ("headers", "query", "set", "with")
+"""Those that may as well have a name that is no secret, and which is at other places, too."""
+MIN_REPEATED: Final = 6
+"""Characters of a secret from which on it is hidden wherever it is."""
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_REFERENCES: Final = re.compile(r"(\$\{[^}\n]*\})+")
+_WORD: Final = re.compile(r"\S+")
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why the last change of the file was not taken up, and when."""
+
+    reason: str
+    at: str
+
+
+class Served(msgspec.Struct, frozen=True):
+    """The configuration that is served. `lines` are those of its file, with `(hidden)` where a secret may be.
+
+    `time_zone`: where days begin, for budgets and for dates without a time.
+
+    `generation` counts the configurations that the gateway has served since its start; null where no running gateway is asked.
+    `refused` is null where the file is served as it is.
+    """
+
+    path: str
+    time_zone: str
+    lines: list[str]
+    generation: int | None
+    refused: Refusal | None
+
+
+@action("GET", "/config", Scope.READ, name="config.read")
+async def read_config(client: LocalClient) -> Served:
+    """Return the configuration as it is served, line by line, without secrets, and the last change that was refused."""
+    running, document = client.running, client.loaded.document
+    lines = await asyncio.to_thread(shown_lines, document)
+    refused = None
+    if running is not None and running.refused is not None:
+        refused = Refusal(document.hide(running.refused.reason), utc(round(running.refused.at * 1000)))
+    return Served(
+        str(document.path), client.config.time_zone, lines, None if running is None else running.generation, refused
+    )
+
+
+def shown_lines(document: Document) -> list[str]:
+    """Return the lines of a file that was accepted."""
+    text = document.raw.decode("utf-8-sig")
+    spans = sorted(_secrets(yaml.compose(text, Loader=_Loader), ()))
+    texts = {value for *_, value in spans if len(value) >= MIN_REPEATED}
+    parts, at = [], 0
+    for first, last, _ in spans:
+        parts += [text[at:first], HIDDEN, "\n" * text.count("\n", first, last)]
+        at = last
+    shown = document.hide("".join([*parts, text[at:]]))
+    for value in sorted(texts, key=len, reverse=True):
+        shown = shown.replace(value, HIDDEN)
+    return [_comment_cleaned(line) for line in shown.splitlines()]
+
+
+def _secrets(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[int, int, str]]:
+    """Yield where the texts begin and end that are not shown, with what is to be hidden everywhere, or an empty text."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _secrets(value, (*path, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _secrets(value, (*path, index))
+    elif isinstance(node, yaml.ScalarNode) and _is_secret(node, path):
+        everywhere = not any(step in OF_ANY_KIND for step in path) or shown_name(node.value).startswith(HIDDEN[:-1])
+        yield node.start_mark.index, node.end_mark.index, node.value.strip() if everywhere else ""
+
+
+def _is_secret(node: yaml.ScalarNode, path: KeyPath) -> bool:
+    names = [step for step in path if isinstance(step, str)]
+    if not any(name in SETTINGS for name in names) or _REFERENCES.fullmatch(node.value):
+        return False
+    text = node.tag.endswith((":str", ":binary", ":timestamp"))
+    return text or (bool(SECRET.search(names[-1])) and not node.tag.endswith((":null", ":bool")))
+
+
+def _comment_cleaned(line: str) -> str:
+    before, mark, comment = line.partition("#")
+    if not mark:
+        return line
+    words = _WORD.sub(lambda word: HIDDEN if shown_name(word[0]).startswith(HIDDEN[:-1]) else word[0], comment)
+    return f"{before}#{words}"
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Prices of tokens, in micros for a million of them; null for what is not given, so that the one of `input` counts."""
+
+    input_micros: int | None
+    output_micros: int | None
+    cached_input_micros: int | None
+    cache_write_micros: int | None
+
+
+class TierRates(Rates, frozen=True, kw_only=True):
+    """The prices of a request with more than `above` prompt tokens; null for those that are as below."""
+
+    above: int
+
+
+class Prices(Rates, frozen=True, kw_only=True):
+    """All prices of a model, or costs of a channel. `request_micros`: for each request that was answered."""
+
+    request_micros: int | None
+    tiers: list[TierRates]
+
+
+class ServedBy(msgspec.Struct, frozen=True):
+    """A channel of a model, with the model's name there. A smaller `priority` is tried first. `cost`: null where not known."""
+
+    channel: str
+    model: str
+    priority: int
+    weight: int
+    cost: Prices | None
+
+
+class ModelServed(msgspec.Struct, frozen=True):
+    """A model that callers may request. `price`: null for a free one. `groups`: those that may use it, with the ratio they pay."""
+
+    name: str
+    price: Prices | None
+    max_output_tokens: int
+    context_length: int | None
+    channels: list[ServedBy]
+    groups: dict[str, str]
+
+
+@action("GET", "/models", Scope.READ, name="models.list")
+async def list_models(client: LocalClient) -> Page[ModelServed]:
+    """List the models with their prices, costs and channels, in the order of the file."""
+    catalogue = Catalogue(client.config)
+    return Page([_described_model(catalogue, name, model) for name, model in catalogue.models.items()])
+
+
+def _described_model(catalogue: Catalogue, name: str, model: Model) -> ModelServed:
+    return ModelServed(
+        name,
+        None if model.free else _prices(model),
+        model.max_output_tokens,
+        model.context_length,
+        [
+            ServedBy(
+                each.use,
+                each.model or name,
+                each.priority,
+                each.weight,
+                None if each.cost is None else _prices(each.cost),
+            )
+            for each in model.servings
+        ],
+        {group: f"{each.ratio}" for group, each in catalogue.groups.items() if catalogue.serves(group, name)},
+    )
+
+
+def _prices(of: Model | Cost) -> Prices:
+    tiers = [TierRates(*_rates(tier), above=tier.above) for tier in of.tiers]
+    return Prices(*_rates(of), request_micros=_micros(of.request), tiers=tiers)
+
+
+def _rates(of: Model | Cost | Tier) -> tuple[int | None, ...]:
+    return _micros(of.input), _micros(of.output), _micros(of.cached_input), _micros(of.cache_write)
+
+
+def _micros(amount: Decimal | None) -> int | None:
+    return None if amount is None else int(amount * MICROS)
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A setting that a plugin has. `default` is JSON; null where the setting must be given."""
+
+    name: str
+    type: str
+    default: str | None
+
+
+class PluginServed(msgspec.Struct, frozen=True):
+    """A plugin of the chain. `about`: its first sentence. What it needs other plugins to know, and what it provides, are names of
+    facts. `settings` are all that it has; what the file gives them is in the file. `error`: why nothing is known of it."""
+
+    name: str
+    use: str
+    enabled: bool
+    on_error: Literal["refuse", "ignore"]
+    about: str = ""
+    needs: list[str] = []
+    provides: list[str] = []
+    settings: list[Setting] = []
+    error: str = ""
+
+
+@action("GET", "/plugins", Scope.READ, name="plugins.list")
+async def list_plugins(client: LocalClient) -> Page[PluginServed]:
+    """List the plugins of the chain in its order, also those that are switched off."""
+    return Page(await asyncio.to_thread(_of_chain, client.loaded))
+
+
+def describe(name: str, kind: type[Plugin]) -> dict[str, Any]:
+    """Return what an operator needs to know about a plugin. A setting without a default must be given."""
+    about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    return {
+        "name": name,
+        "about": " ".join(about.split()),
+        "needs": [fact.__name__ for fact in kind.requires],
+        "provides": [fact.__name__ for fact in kind.provides],
+        "settings": [
+            {"name": field.encode_name, "type": describe_type(field.type), **_default(field)}
+            for field in msgspec.structs.fields(kind)
+        ],
+    }
+
+
+def _of_chain(loaded: Loaded) -> list[PluginServed]:
+    return [_described_plugin(entry) for entry in loaded.config.plugins]
+
+
+def _described_plugin(entry: PluginEntry) -> PluginServed:
+    try:
+        about = describe(entry.use, loading.plugin_class(entry.use))
+    except ValueError as error:
+        return PluginServed(entry.label, entry.use, entry.enabled, entry.on_error, error=str(error))
+    settings = [Setting(each["name"], each["type"], _as_json(each)) for each in about["settings"]]
+    said = about["about"], about["needs"], about["provides"], settings
+    return PluginServed(entry.label, entry.use, entry.enabled, entry.on_error, *said)
+
+
+def _as_json(setting: dict[str, Any]) -> str | None:
+    return msgspec.json.encode(setting["default"], enc_hook=str).decode() if "default" in setting else None
+
+
+def _default(field: msgspec.structs.FieldInfo) -> dict[str, object]:
+    if field.required:
+        return {}
+    return {"default": field.default if field.default is not msgspec.NODEFAULT else field.default_factory()}
+
+
+class GroupServed(msgspec.Struct, frozen=True):
+    """A user group: what its accounts may use, and the ratio of their prices.
+
+    `models` and `channels` are names and `*` patterns, as the file has them; `served` are the models that they come to. `budgets`
+    and `limits` are for each account that has none of its own.
+    """
+
+    name: str
+    enabled: bool
+    ratio: str
+    models: list[str]
+    channels: list[str]
+    served: list[str]
+    budgets: Budgets
+    limits: AccountLimits
+
+
+@action("GET", "/groups", Scope.READ, name="groups.list")
+async def list_groups(client: LocalClient) -> Page[GroupServed]:
+    """List the user groups, in the order of the file."""
+    catalogue = Catalogue(client.config)
+    return Page([_described_group(catalogue, name, group) for name, group in catalogue.groups.items()])
+
+
+def _described_group(catalogue: Catalogue, name: str, group: Group) -> GroupServed:
+    return GroupServed(
+        name,
+        group.enabled,
+        f"{group.ratio}",
+        group.models,
+        group.channels,
+        [model for model in catalogue.models if catalogue.serves(name, model)],
+        catalogue.budgets(name, NO_BUDGETS),
+        catalogue.limits(name, NO_LIMITS),
+    )

@@ -1,0 +1,82 @@
+"""Times as people write them: an age, a minute, a day, a month, or a whole time in ISO 8601; all of them are UTC."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+import msgspec
+
+from gateway.base.errors import Refused
+from gateway.base.ids import LAST_MS, utc
+
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+FORMS: Final = (
+    "write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, or a minute as in 2026-11-21T10:30 (UTC)"
+)
+_AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
+_MONTH: Final = re.compile(r"[0-9]{4}-[0-9]{2}")
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{3})?)?)Z?")
+
+Since = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=40,
+        description="Only what arrived since then: an age such as `30m`, `12h`, `7d`, a month, a day, or a time such as "
+        "`2026-11-21T10:30:00Z`; UTC.",
+    ),
+]
+Until = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=40,
+        description="Only what arrived before then, in the forms of `since`; a day or a month is included.",
+    ),
+]
+
+
+def period(text: str) -> tuple[int, int]:
+    """Return when an age, a minute, a day or a month begins and ends, in ms since 1970; an age and a minute are one moment.
+
+    Raises `ValueError` for any other text.
+    """
+    if match := _AGE.fullmatch(text):
+        moment = max(0, round((time.time() - int(match[1]) * UNITS_S[match[2]]) * 1000))
+        return moment, moment
+    with suppress(ValueError, OverflowError):
+        if _MONTH.fullmatch(text):
+            first = datetime.fromisoformat(f"{text}-01")
+            return _ms(first), _ms((first + timedelta(days=31)).replace(day=1))
+        if _DAY.fullmatch(text):
+            return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text) + timedelta(days=1))
+        if match := _MOMENT.fullmatch(text):
+            moment = _ms(datetime.fromisoformat(match[1]))
+            return moment, moment
+    raise ValueError(f"`{text}` is not a time; {FORMS}")
+
+
+def between(since: str | None, until: str | None) -> tuple[int | None, int | None]:
+    """Return two times in ms since 1970, the second one exclusive; None where none is given. Raises `Refused` (400)."""
+    found: list[int | None] = []
+    for number, (name, text) in enumerate((("since", since), ("until", until))):
+        try:
+            found.append(None if text is None else period(text)[number])
+        except ValueError:
+            raise Refused(400, "invalid_request", f"`{name}` is not a time; {FORMS}.", param=name) from None
+    first, last = found
+    if first is not None and last is not None and first >= last:
+        raise Refused(400, "invalid_request", "`since` must be before `until`.", param="since")
+    return first, last
+
+
+def moment(ms: int | None) -> str | None:
+    """Return a time as `since` and `until` have it, to the millisecond."""
+    return None if ms is None else utc(ms)
+
+
+def _ms(moment: datetime) -> int:
+    return min(max(0, round(moment.replace(tzinfo=UTC).timestamp() * 1000)), LAST_MS)

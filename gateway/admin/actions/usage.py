@@ -1,0 +1,222 @@
+"""Operations on the usage log as a whole: sums, records as CSV, and requests as they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.admin.actions.action import Scope, action
+from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.remote import CsvFile, Feed
+from gateway.admin.actions.requests import Filters, Text, wanted_of
+from gateway.admin.actions.times import Since, Until, between
+from gateway.base.errors import Refused
+from gateway.base.text import csv_line
+from gateway.domain.exchange import Outcome
+from gateway.usage import queries
+from gateway.usage.database import SUMS, UnusableFile
+from gateway.usage.gaps import notes
+from gateway.usage.queries import AllRequestsQuery
+from gateway.usage.record import Record
+from gateway.usage.sums import NAMES, Order, Row, Selected, summing
+
+SHORT: Final = {"token": "token_id", "error": "error_code"}
+"""Names that `by` has for some of `NAMES`."""
+GIVEN: Final = tuple({long: short for short, long in SHORT.items()}.get(name, name) for name in NAMES)
+MOST_LINES: Final = 100_000
+DEFAULT_LINES: Final = 1000
+ROWS: Final = 1000
+"""Records of an export that are read at once."""
+SCANNED: Final = 20_000
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """Sums of requests. Amounts in micros; `unknown_costs` counts the requests whose cost is not known, which `cost_micros` and
+    `margin_micros` leave out."""
+
+    requests: int = 0
+    completed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    completion_tokens: int = 0
+    charge_micros: int = 0
+    cost_micros: int = 0
+    margin_micros: int = 0
+    unknown_costs: int = 0
+
+
+class SumLine(Sums, frozen=True, kw_only=True):
+    """The sums of one group, with the names of what it was grouped by."""
+
+    month: str | UnsetType = UNSET
+    day: str | UnsetType = UNSET
+    hour: str | UnsetType = UNSET
+    account: str | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    token_id: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    channel: str | UnsetType = UNSET
+    outcome: str | UnsetType = UNSET
+    error_code: str | UnsetType = UNSET
+
+
+By = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=200,
+        description=f"What it is grouped by: some of {', '.join(GIVEN)}, with commas; empty for one sum.",
+    ),
+]
+
+
+AfterLine = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=4096, description="`next` of the answer before; empty for the first lines. Not with `sort`."
+    ),
+]
+
+
+class SumsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which requests are added up, by what, and in which order: sorted by the groups, or the largest of a sum first."""
+
+    by: By = "day"
+    account: Text | None = None
+    model: Text | None = None
+    outcome: Outcome | None = None
+    since: Since | None = None
+    until: Until | None = None
+    sort: Literal["", "requests", "charge_micros", "cost_micros", "margin_micros"] = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES, description="Lines of the answer at most.")] = DEFAULT_LINES
+    after: AfterLine = ""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Sums by groups. `lines` is how many groups there are, of which `data` has some, and `total` adds up all of them.
+
+    `notes` say what may be missing, in words; `unread`: files of the log that cannot be read, whose requests are left out.
+    """
+
+    data: list[SumLine]
+    total: Sums
+    lines: int
+    has_more: bool = False
+    next: str | None = None
+    notes: list[str] = []
+    unread: list[str] = []
+    object: Literal["list"] = "list"
+
+
+class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which requests are followed."""
+
+    account: Text | None = None
+    model: Text | None = None
+    outcome: Outcome | None = None
+
+
+@action("GET", "/usage/summary", Scope.READ)
+async def summary(client: LocalClient, query: SumsQuery) -> Summary:
+    """Add up requests, tokens, charges, costs and margins by any of the groups. Times are those of the arrival, in UTC."""
+    by, selected = groups(query.by), _selected(query)
+    return await asyncio.to_thread(_summary, client.usage_folder, by, selected, query)
+
+
+@action("GET", "/usage/export.csv", Scope.READ)
+async def export(client: LocalClient, query: Filters) -> CsvFile:
+    """Return the records of requests as CSV, newest first, with all fields; amounts in micros."""
+    return CsvFile("requests.csv", _records_as_csv(client.usage_folder, wanted_of(query)))
+
+
+@action("GET", "/usage/live", Scope.READ)
+async def live(client: LocalClient, query: Followed) -> Feed:
+    """Follow requests as they end, from now on, or after the event of the header `Last-Event-ID`; at most 32 follow at once."""
+    terms = [(name, value) for name in query.__struct_fields__ if (value := getattr(query, name)) is not None]
+    return Feed(client.usage_folder, lambda record: all(getattr(record, name) == value for name, value in terms))
+
+
+def groups(text: str) -> list[str]:
+    """Return the names of what is grouped by. Raises `Refused` (400) for any other."""
+    names = [SHORT.get(name, name) for name in text.split(",") if name]
+    if unknown := [name for name in names if name not in NAMES]:
+        raise Refused(400, "invalid_request", f"`{unknown[0][:50]!a}` is not one of {', '.join(GIVEN)}.", param="by")
+    return list(dict.fromkeys(names))
+
+
+def _selected(query: SumsQuery) -> Selected:
+    since_ms, until_ms = between(query.since, query.until)
+    return Selected(query.account, query.model, query.outcome, since_ms, until_ms)
+
+
+def _summary(folder: Path, by: Sequence[str], selected: Selected, query: SumsQuery) -> Summary:
+    unusable: list[UnusableFile] = []
+    after = _decoded(query.after, len(by)) if query.after else ()
+    found = summing(folder).totals(by, selected, Order(query.limit, query.sort, after), unusable)
+    has_more = bool(found.rows) and len(found.rows) == query.limit < found.lines
+    return Summary(
+        [_line(by, row) for row in found.rows],
+        Sums(*found.total),
+        found.lines,
+        has_more,
+        _encoded(found.rows[-1][: len(by)]) if has_more and not query.sort else None,
+        notes(folder, selected.since_ms, selected.until_ms),
+        list(dict.fromkeys(map(str, unusable))),
+    )
+
+
+def _line(by: Sequence[str], row: Row) -> SumLine:
+    return SumLine(*row[len(by) :], **dict(zip(by, row, strict=False)))
+
+
+def _encoded(names: Sequence[str]) -> str:
+    return msgspec.json.encode(names).decode()
+
+
+def _decoded(after: str, width: int) -> tuple[str, ...]:
+    try:
+        names = msgspec.json.decode(after, type=tuple[str, ...])
+    except msgspec.DecodeError:
+        names = ()
+    if len(names) != width:
+        raise Refused(
+            400, "invalid_request", "`after` is not the `next` of an answer with these groups.", param="after"
+        )
+    return names
+
+
+async def _records_as_csv(folder: Path, wanted: AllRequestsQuery) -> AsyncIterator[str]:
+    """Yield lines of CSV. No file is open while they are sent, so that a slow reader keeps nothing from the log."""
+    yield csv_line(Record.__struct_fields__)
+    while True:
+        found = await asyncio.to_thread(_rows, folder, wanted)
+        if lines := "".join(found.lines):
+            yield lines
+        if not found.next:
+            return
+        wanted = msgspec.structs.replace(wanted, after=found.next)
+
+
+class _Rows(msgspec.Struct):
+    lines: list[str]
+    next: str
+
+
+def _rows(folder: Path, wanted: AllRequestsQuery) -> _Rows:
+    found = queries.page(folder, wanted, ROWS, [], SCANNED)
+    return _Rows(list(_lines(found.records)), found.next)
+
+
+def _lines(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        yield csv_line(msgspec.to_builtins(record).values())
+
+
+def dicts(lines: Sequence[SumLine], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Return lines as dicts with their groups in the order of `by`, and then the sums."""
+    return [{name: getattr(line, name) for name in (*by, *SUMS)} for line in lines]

@@ -1,0 +1,47 @@
+"""Parts of every answer of the operator's port and of the portal: an id, headers for browsers, and errors in one shape."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from gateway.base.errors import Refused, headers_of, render
+
+NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+ID: Final = web.RequestKey("request_id", str)
+
+
+def of_http(error: web.HTTPException, known: str) -> Refused:
+    """Return an error of aiohttp in the shape of all others. `known`: what is said of a path that is not there."""
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return Refused(405, "method_not_allowed", f"Allowed here: {allowed}.", headers={"Allow": allowed})
+    if error.status == 413:
+        return Refused(413, "body_too_large", "The body is too large.")
+    if error.status == 404:
+        return Refused(404, "unknown_path", known)
+    return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
+
+
+def error_response(request: web.BaseRequest, refused: Refused) -> web.Response:
+    """Return an error in the shape of all others."""
+    body = render(refused, request[ID])
+    return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Let no browser run, frame or keep what this port answers."""
+    complete(response)
+    if ID in request:
+        response.headers.setdefault("x-request-id", request[ID])
+
+
+def complete(response: web.StreamResponse) -> None:
+    """Let no browser run, frame or keep what this port answers; pages say more exactly what they need."""
+    response.headers.setdefault("Content-Security-Policy", NOTHING)
+    if response.headers.get("Cache-Control", "no-cache") == "no-cache":  # what the library of the live stream says
+        response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
+    response.headers["Server"] = "sluicegate"  # not which versions of what it is made of

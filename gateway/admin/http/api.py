@@ -1,0 +1,248 @@
+"""`/api/v1`: the table of actions over HTTP, JSON in and out; some send CSV, or server-sent events.
+
+The query and the JSON body of a request are checked against the structs of the action. A refusal says in words, with the
+parameter or the field as `param`, what is wrong, before anything is done. CSV is written as it is read, so that a file of any
+length takes no more memory than some lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import msgspec
+from aiohttp import web
+
+from gateway.admin.actions.action import Action, Arguments
+from gateway.admin.actions.errors import PREFIX, refused
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.remote import CsvFile, Feed, Streamed
+from gateway.admin.actions.table import ACTIONS
+from gateway.admin.http import openapi
+from gateway.admin.http.idempotency import REPLAYED, KeptAnswer, Repeatable, Unbroken, answered
+from gateway.admin.http.live import LiveUsage
+from gateway.admin.http.port import note_known
+from gateway.base.errors import Refused
+from gateway.base.log import Logger
+
+__all__ = ["ACTOR", "PREFIX", "ClientOf", "add_routes", "refused"]
+
+ACTOR: Final = web.RequestKey("actor", Actor)
+"""Where a request has who sent it."""
+
+ClientOf = Callable[[Actor, str], LocalClient]
+"""Returns the client of an actor, with what a repeated request has in common with the first, or an empty text."""
+
+Send = Callable[[web.Request, Streamed], Awaitable[web.StreamResponse]]
+"""Sends what is no JSON."""
+
+BODY_TIMEOUT_S: Final = 60.0
+LARGE: Final = 64 * 1024
+"""Bytes of a body that is checked in a thread."""
+_PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$\.?)(?P<path>.*)`)?$", re.DOTALL)
+_FIELD: Final = re.compile(r"(?:missing required|contains unknown) field `(.*)`")
+
+MAX_FILES: Final = 8
+"""Files that are sent at once."""
+RETRY_AFTER_S: Final = 10.0
+SEND_S: Final = 120.0
+"""How long a client may take none of it."""
+
+log = Logger("gateway.admin.csv_file")
+
+
+def add_routes(application: web.Application, client_of: ClientOf, live: LiveUsage) -> None:
+    """Add a route for each action. `live` has the streams of all paths."""
+    unbroken, files = Unbroken(), CsvFiles()
+
+    async def send(request: web.Request, streamed: Streamed) -> web.StreamResponse:
+        if isinstance(streamed, Feed):
+            return await live.send(request, streamed)
+        if isinstance(streamed, CsvFile):
+            return await files.send(request, streamed)
+        raise TypeError(f"nothing sends {streamed}")
+
+    for action in ACTIONS:
+        path = PREFIX + action.path
+        for name in action.in_path:  # any text, also an empty one: the action says what is wrong with it
+            path = path.replace(f"{{{name}}}", f"{{{name}:[^/]*}}")
+        application.router.add_route(action.method, path, _handler(action, client_of, unbroken, send))
+    for path in (PREFIX + openapi.PATH, openapi.PATH):
+        application.router.add_get(path, _description, allow_head=False)
+    application.on_cleanup.append(unbroken.end)
+
+
+async def _description(_: web.Request) -> web.Response:
+    return web.Response(body=openapi.encoded(), content_type="application/json")
+
+
+def _handler(
+    action: Action[Any, Any], client_of: ClientOf, unbroken: Unbroken, send: Send
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        actor = request[ACTOR]
+        actor.need(action.scope)  # before anything that was sent is read
+        query = query_of(request, action)
+        body = await body_of(request, action)
+        note_known(request)
+        arguments = Arguments(dict(request.match_info), query, body)
+        repeatable = Repeatable.of(request, actor, action, arguments)
+        client = client_of(actor, repeatable.client_key)
+        if action.writes:
+            work = partial(client.perform, action, arguments)
+            answer = await unbroken.done(answered(client.store.client, repeatable, action, work))
+        else:
+            result = await client.perform(action, arguments)
+            if isinstance(result, Streamed):
+                return await send(request, result)
+            answer = KeptAnswer.of(action, result)
+        if not answer.body:
+            return web.Response(status=answer.status)
+        headers = {REPLAYED: "true"} if answer.replayed else None
+        return web.Response(status=answer.status, body=answer.body, headers=headers, content_type="application/json")
+
+    return handle
+
+
+def query_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Struct | None:
+    """Return the query. Raises `Refused` (400) for a parameter that the action does not have, or has twice."""
+    kind = action.query
+    names = () if kind is None else tuple(field.encode_name for field in msgspec.structs.fields(kind))
+    values: dict[str, str] = {}
+    for name, text in request.query.items():
+        if name not in names:
+            there = ", ".join(names) or "none"
+            raise Refused(
+                400, "invalid_request", f"There is no parameter {name[:100]!a} here; there are: {there}.", param="query"
+            )
+        if name in values:
+            raise Refused(400, "invalid_request", f"Give the parameter `{name}` once.", param=name)
+        values[name] = text
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        _refuse(error, "query")
+
+
+async def body_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Struct | None:
+    """Return the body; without one, that of an empty object.
+
+    Raises `Refused`: 400 for what is no JSON or is not as the action has it, 408, 413, 415.
+    """
+    raw = await _read(request, action.max_body)
+    if raw and request.content_type != "application/json":
+        raise Refused(415, "unsupported_media_type", "Send JSON, with the header `Content-Type: application/json`.")
+    if action.body is None:
+        if raw.strip() not in (b"", b"{}"):
+            raise Refused(400, "invalid_request", "This operation has no body.", param="body")
+        return None
+    if len(raw) > LARGE:
+        return await asyncio.to_thread(_decoded, raw, action.body)
+    return _decoded(raw or b"{}", action.body)
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise Refused(408, "body_timeout", f"The body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+    except web.RequestPayloadError:
+        raise Refused(400, "invalid_request", "The body cannot be read.", param="body") from None
+    return bytes(body)
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, "body_too_large", f"A body here has at most {limit} bytes.")
+
+
+def _decoded(raw: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    try:
+        decoded = msgspec.json.decode(raw, type=kind)
+        json.loads(raw, object_pairs_hook=_refuse_duplicates)
+    except msgspec.ValidationError as error:
+        _refuse(error, "body")
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise Refused(400, "invalid_request", f"The body is no JSON: {_sentence(str(error))}", param="body") from None
+    except RecursionError:
+        raise Refused(400, "invalid_request", "The body is nested too deeply.", param="body") from None
+    return decoded
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise Refused(400, "invalid_request", f"The field {name[:100]!a} is there twice.", param=_as_param(name))
+        seen.add(name)
+
+
+def _refuse(error: msgspec.ValidationError, where: str) -> NoReturn:
+    """Raise `Refused` with the place that a validation names."""
+    match = _PLACE.match(str(error))
+    what, path = (match["what"], match["path"] or "") if match else (str(error), "")
+    field = _FIELD.search(what)
+    place = ".".join(part for part in (path, field[1] if field else "") if part)
+    said = f"`{place}`" if place and not field else f"The {where}"
+    raise Refused(400, "invalid_request", f"{said}: {_sentence(what)}", param=_as_param(place) or where) from None
+
+
+def _as_param(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()[:200]
+
+
+def _sentence(text: str) -> str:
+    first = text[:1] if text[1:2].isupper() else text[:1].lower()
+    return f"{first}{text[1:500].removesuffix('.')}.".encode("utf-8", "backslashreplace").decode()
+
+
+class CsvFiles:
+    """The files that are being sent."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def send(self, request: web.Request, file: CsvFile) -> web.StreamResponse:
+        """Send a file. Raises `Refused` where too many are being sent, and what is wrong before its first line."""
+        if self._count >= MAX_FILES:
+            raise Refused(
+                503, "service_unavailable", "Enough files are being sent already.", retry_after_s=RETRY_AFTER_S
+            )
+        self._count += 1
+        try:
+            return await self._send(request, file)
+        finally:
+            self._count -= 1
+
+    async def _send(self, request: web.Request, file: CsvFile) -> web.StreamResponse:
+        disposition = f'attachment; filename="{file.name}"'
+        response = web.StreamResponse(headers={"Content-Disposition": disposition})
+        response.content_type, response.charset = file.content_type, "utf-8"
+        first = await anext(file.pieces)
+        await response.prepare(request)
+        await response.write(first.encode())
+        try:
+            async for piece in file.pieces:
+                async with asyncio.timeout(SEND_S):
+                    await response.write(piece.encode())
+        except TimeoutError:
+            log.warning("reader_too_slow")
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        await response.write_eof()
+        return response

@@ -1,0 +1,216 @@
+"""The admin port: metrics, the usage log and the API over HTTP, for operators. On loopback unless the file says otherwise.
+
+1. A caller without a token learns only that the port is served: `GET /healthz` answers `ok`, all else 401.
+2. It runs in a process of its own, which the gateway does not need: an address that is taken is logged as an error once, and
+   tried again.
+3. Nothing is buffered for a client of the live stream that reads slowly.
+4. A caller has the admin token, or a management token with its scopes. Wrong tokens are counted, and their answers are slow after
+   the first few from one address, so that trying them takes long; nobody else waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from datetime import date
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.local import Actor
+from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.actions.remote import Feed
+from gateway.admin.http import api
+from gateway.admin.http.answers import ID, add_headers, error_response, of_http
+from gateway.admin.http.api import ACTOR, ClientOf
+from gateway.admin.http.live import LIVE, LiveUsage
+from gateway.admin.http.port import note_known
+from gateway.base.errors import GatewayError, Refused, StoreError, internal
+from gateway.base.ids import new_id
+from gateway.base.log import Logger
+from gateway.metrics.exporter import Exporter
+from gateway.usage import gaps, queries
+from gateway.usage.database import GROUPS
+
+KNOWN: Final = (
+    f"Known here: GET /metrics, /usage/live, /usage/summary, and what GET {api.PREFIX}/openapi.json describes."
+)
+MAX_GAPS: Final = 20
+"""Gaps of the usage log that a header names, the last ones."""
+
+log = Logger("gateway.admin.app")
+
+ADMIN: Final = Actor("admin.token")
+WRONG_AT_ONCE: Final = 10
+"""Wrong tokens of an address within a minute that are answered at once."""
+SLOW_S: Final = 1.0
+MAX_WAITING: Final = 100
+"""Slow answers at a time; those above it are refused at once."""
+MINUTE_S: Final = 60.0
+MAX_ADDRESSES: Final = 10_000
+
+callers_log = Logger("gateway.admin.callers")
+
+
+class OwnPages(Protocol):
+    """Pages, which find out themselves who looks at them."""
+
+    def add_routes(self, application: web.Application) -> AbstractSet[web.AbstractResource]:
+        """Add their routes, and return what these belong to."""
+
+
+class Admin:
+    """The routes of the admin port, and the check of who calls before them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        callers: Callers,
+        exporter: Exporter,
+        client_of: ClientOf | None = None,
+        pages: OwnPages | None = None,
+    ) -> None:
+        """Answer from the usage log in `folder` and the metrics of `exporter`; and with `client_of`, serve the API."""
+        self._folder = folder
+        self._exporter = exporter
+        self._callers = callers
+        self._client_of = client_of
+        self._live = LiveUsage()
+        self._pages = pages
+        self._of_pages: AbstractSet[web.AbstractResource] = frozenset()
+
+    def application(self) -> web.Application:
+        """Return the application with all routes."""
+        application = web.Application(middlewares=[self._guard])
+        application.router.add_get("/healthz", self._health)
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get(LIVE, self._follow)
+        application.router.add_get("/usage/summary", self._summary)
+        if self._client_of is not None:
+            api.add_routes(application, self._client_of, self._live)
+        if self._pages is not None:
+            self._of_pages = self._pages.add_routes(application)
+        application.on_shutdown.append(self._live.stop)
+        application.on_response_prepare.append(add_headers)
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Find out who calls, and turn what the handler raises into an error response."""
+        request[ID] = new_id()
+        try:
+            if request.match_info.route.resource in self._of_pages:
+                return await handler(request)
+            if request.path != "/healthz":
+                authorization = request.headers.get("Authorization", "")
+                request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
+                note_known(request)
+                if not request.path.startswith(api.PREFIX) and Scope.READ not in actor.scopes:
+                    raise Refused(403, "scope_missing", "This needs the scope `read`.")
+            return await handler(request)
+        except Refused as refused:
+            return error_response(request, refused)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return error_response(request, of_http(error, KNOWN))
+        except ConnectionError:
+            raise
+        except StoreError as error:
+            log.error("admin_request_failed", reason=str(error))
+            return error_response(request, internal())
+        except GatewayError as error:
+            return error_response(request, api.refused(error))
+        except Exception as error:
+            log.error("admin_request_failed", exc_info=error)
+            return error_response(request, internal())
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        account = request.query.get("account")
+        return await self._live.send(request, Feed(self._folder, lambda record: account in (None, record.account)))
+
+    async def _summary(self, request: web.Request) -> web.Response:
+        by = [name for name in request.query.get("by", "day").split(",") if name]
+        if not set(by) <= set(GROUPS):
+            raise Refused(400, "invalid_request", f"`by` is some of {', '.join(GROUPS)}, with commas.", param="by")
+        first, last = _day(request, "from"), _day(request, "to")
+        totals = await asyncio.to_thread(queries.summary, self._folder, by, since=first, until=last)
+        notes = await asyncio.to_thread(gaps.notes, self._folder, *gaps.span_ms(first, last))
+        missing = {"Usage-Log-Gaps": "; ".join(notes[-MAX_GAPS:])} if notes else {}
+        return web.Response(body=msgspec.json.encode(totals), headers=missing, content_type="application/json")
+
+
+def _day(request: web.Request, name: str) -> str | None:
+    """Return a day of the query as ISO 8601, or None. Raises `Refused` when it is not a day."""
+    text = request.query.get(name)
+    try:
+        return text and date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise Refused(400, "invalid_request", f"`{name}` is a day such as 2026-11-21.", param=name) from None
+
+
+class Callers:
+    """Finds out who calls."""
+
+    def __init__(
+        self, token: Callable[[], str], tokens: ManagementTokens, count: Callable[[], None] = lambda: None
+    ) -> None:
+        """`token` returns the admin token, and is asked at each request. `count` is called for each wrong token."""
+        self._token = token
+        self._tokens = tokens
+        self._count = count
+        self._wrong: dict[str, int] = {}
+        self._since = time.monotonic()
+        self._waiting = 0
+
+    async def of(self, authorization: str, address: str) -> Actor:
+        """Return who sent a request with this header from this address.
+
+        Raises `Refused` (401, and 429 where too many wrong tokens wait for their answer), and `StoreAway` for management tokens.
+        """
+        scheme, _, text = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            given = text.strip().encode("utf-8", "surrogateescape")
+            if hmac.compare_digest(given, self._token().encode()):
+                return ADMIN
+            token = await self._tokens.authenticate(text.strip())
+            if token is not None:
+                scopes = frozenset(map(Scope, set(token.scopes) & set(Scope)))
+                return Actor(f"token {token.id} {token.name}".rstrip(), scopes, token.id)
+        if authorization:
+            await self._slow(address)
+        raise Refused(
+            401, "token_invalid", "Send the admin token or a management token: `Authorization: Bearer TOKEN`."
+        )
+
+    async def _slow(self, address: str) -> None:
+        self._count()
+        now = time.monotonic()
+        if now - self._since > MINUTE_S or len(self._wrong) > MAX_ADDRESSES:
+            self._wrong.clear()
+            self._since = now
+        wrong = self._wrong[address] = self._wrong.get(address, 0) + 1
+        if wrong == WRONG_AT_ONCE:
+            callers_log.warning("admin_tokens_wrong", address=address)
+        if wrong > WRONG_AT_ONCE:
+            if self._waiting >= MAX_WAITING:
+                raise Refused(429, "rate_limited", "Too many wrong tokens.", retry_after_s=SLOW_S)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(SLOW_S)
+            finally:
+                self._waiting -= 1

@@ -1,0 +1,52 @@
+"""The callers' pages on a port of their own (`portal:`), where nothing of the operator's port is: what callers may be let to."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from gateway.admin.http.answers import ID, add_headers, error_response, of_http
+from gateway.admin.http.app import OwnPages
+from gateway.base.errors import Refused, internal
+from gateway.base.ids import new_id
+from gateway.base.log import Logger
+
+log = Logger("gateway.admin.portal")
+
+KNOWN = "Known here: the pages that a link leads to, which the operator makes."
+
+
+class Portal:
+    """The application of that port."""
+
+    def __init__(self, pages: OwnPages) -> None:
+        """`pages`: those of callers alone."""
+        self._pages = pages
+
+    def application(self) -> web.Application:
+        """Return the application with all routes."""
+        application = web.Application(middlewares=[self._guard])
+        application.router.add_get("/healthz", self._health)
+        self._pages.add_routes(application)
+        application.on_response_prepare.append(add_headers)
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[ID] = new_id()
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return error_response(request, of_http(error, KNOWN))
+        except ConnectionError:
+            raise
+        except Refused as refused:
+            return error_response(request, refused)
+        except Exception as error:
+            log.error("portal_request_failed", exc_info=error)
+            return error_response(request, internal())
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")

@@ -1,0 +1,434 @@
+"""A view: one request for a page, who sends it, the client that does its actions, and the rendering of the page.
+
+Forms are read within bounds, and only where they come from a page of this session. Plots are SVG that is made on the server:
+widths are in percent and heights in pixels, so that one fits any screen unbent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.resources import files
+from math import ceil, floor, log10
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import aiohttp_jinja2
+import jinja2
+import msgspec
+from aiohttp import web
+from markupsafe import Markup, escape
+
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.remote import CsvFile
+from gateway.admin.http.api import CsvFiles
+from gateway.admin.pages.login import User
+from gateway.base.amounts import MICROS, amount, parsed
+from gateway.base.errors import Refused
+from gateway.base.text import counted, shown
+
+FILES: Final = web.AppKey("files", CsvFiles)
+USER: Final = web.RequestKey("user", User)
+"""Where a request has who looks, once that is known."""
+
+Query = TypeVar("Query", bound=msgspec.Struct)
+
+DONE: Mapping[str, str] = {
+    "created": "The account is there. It can be credited now, and gets its first token below.",
+    "changed": "Changed, from the next request on.",
+    "credited": "Credited.",
+    "credited-before": "This transaction was booked before, so that nothing was changed now.",
+    "adjusted": "Adjusted.",
+    "suspended": "Suspended. Requests in progress end within two seconds.",
+    "resumed": "Served again.",
+    "closed": "Closed for good.",
+    "token-disabled": "The token is refused from now on.",
+    "token-enabled": "The token is accepted again.",
+    "token-deleted": "The token is gone.",
+    "channel-disabled": "The channel is called no more.",
+    "channel-enabled": "The channel is called again.",
+}
+"""What pages say of what was done, by the words in their addresses."""
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+TYPES: Final[Mapping[str, str]] = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+KEPT: Final = "public, max-age=31536000, immutable"
+"""What is said of a file beside the pages: its address has a digest of it."""
+DECIMALS: Final = 6
+DAY_S: Final = 86_400
+
+__all__ = ["Assets", "Markup", "ago", "escape", "in_units", "render", "set_up"]
+
+LARGEST: Final = 32 * 1024
+"""Bytes of a form."""
+READ_S: Final = 30.0
+MOST_FIELDS: Final = 100
+PROOF: Final = "form"
+"""The field that proves that a form was on a page of this session."""
+
+_IN_WORDS: Final = (
+    (r"Expected `int` >= 1", "it is to be more than 0"),
+    (r"Expected `int` >= 0", "it is not to be below 0"),
+    (r"Expected `int` <= .*", "it is too large"),
+    (r"Expected `str` of length >= 1", "it is to be given"),
+    (r"Expected `str` of length <= (\d+)", "it has at most {} characters"),
+    (r"Expected `str` matching regex .*", "it has a character that is not allowed there, or too many of them"),
+    (r"Expected `array` of length <= (\d+)", "there are at most {}"),
+)
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+HEIGHT: Final = 200
+LINES: Final = 4
+"""Lines of the grid above zero, about."""
+LABELS: Final = 5
+
+
+class Visit:
+    """One request of somebody who has entered. `form` is empty where the request sends none."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        user: User,
+        client: LocalClient,
+        form: Form,
+        is_still_in: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """`is_still_in` tells later on whether the session has not ended."""
+        self.request = request
+        self.user = user
+        self.client = client
+        self.form = form
+        self.is_still_in = is_still_in
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The variable parts of the address."""
+        return self.request.match_info
+
+    def may(self, scope: Scope) -> bool:
+        """Return whether who looks has a scope."""
+        return scope in self.user.actor.scopes
+
+    def query(self, kind: type[Query]) -> Query:
+        """Return the query of the address; what is empty in it counts as left out. Raises `Refused`."""
+        values = {name: text for name, text in self.request.query.items() if text and name in kind.__struct_fields__}
+        try:
+            return msgspec.convert(values, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise Refused(400, "invalid_request", f"The address: {error}.") from None
+
+    def page(self, template: str, status: int = 200, **context: Any) -> web.Response:
+        """Return a page of a template."""
+        return render(self.request, template, context_of(self.request) | context, status)
+
+    async def send(self, file: CsvFile) -> web.StreamResponse:
+        """Send a file, to be saved. Raises `Refused` where too many are being sent."""
+        return await self.request.app[FILES].send(self.request, file)
+
+    def go(self, path: str, done: str = "") -> web.Response:
+        """Send the browser to another page, which says that something is done: `done` is one of `DONE`."""
+        joint = "&" if "?" in path else "?"
+        raise web.HTTPSeeOther(f"{path}{joint}done={done}" if done else path)
+
+
+def context_of(request: web.Request) -> dict[str, Any]:
+    """Return what every template has."""
+    user = request.get(USER)
+    scopes = user.actor.scopes if user else frozenset()
+    return {
+        "user": user,
+        "may": {str(scope): scope in scopes for scope in Scope},
+        "path": request.path,
+        "done": DONE.get(request.query.get("done", "")),
+        "problem": None,
+    }
+
+
+def render(request: web.Request, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
+    """Return a page."""
+    response = aiohttp_jinja2.render_template(template, request, context, status=status)
+    response.headers["Content-Security-Policy"] = POLICY
+    response.headers["Referrer-Policy"] = "same-origin"  # with none at all, browsers send no origin with forms
+    return response
+
+
+class Form(Mapping[str, str]):
+    """The fields of a form, each a text without spaces around it. A field that was not sent is an empty text."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields.get(name, "")
+
+    def __iter__(self) -> Any:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def micros(self, name: str) -> int:
+        """Return an amount such as `5.00` in micros. Raises `Refused`."""
+        try:
+            return parsed(self[name])
+        except ValueError as error:
+            raise Refused(400, "invalid_request", f"{_label(name)}: {error}.", param=name) from None
+
+    def number(self, name: str) -> int:
+        """Return a whole number. Raises `Refused`."""
+        text = self[name]
+        if not (text.isascii() and text.isdecimal() and len(text) < 16):
+            raise Refused(400, "invalid_request", f"`{text[:40]}` is not a whole number.", param=name)
+        return int(text)
+
+
+def _label(name: str) -> str:
+    """Return what people call a field."""
+    return name.rpartition(".")[2].removesuffix("_micros").replace("_", " ").capitalize()
+
+
+Page = Callable[[Visit], Coroutine[Any, Any, web.StreamResponse]]
+
+
+class Assets:
+    """The files beside the pages, by their names: style sheet, scripts, icon. They are read when the process starts."""
+
+    def __init__(self) -> None:
+        folder = files("gateway.admin.pages").joinpath("static")
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir()}
+        self._digests = {name: sha256(content).hexdigest()[:12] for name, content in self._files.items()}
+
+    def url(self, name: str) -> str:
+        """Return the address of a file."""
+        return f"/static/{name}?{self._digests[name]}"
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Answer with a file. Nobody needs to have entered: there is nothing secret in them."""
+        name = request.match_info["name"]
+        content = self._files.get(name)
+        if content is None:
+            raise web.HTTPNotFound
+        response = web.Response(body=content, content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
+        response.headers["Cache-Control"] = KEPT
+        return response
+
+
+def set_up(application: web.Application, assets: Assets) -> None:
+    """Let `application` have the templates."""
+    environment = aiohttp_jinja2.setup(
+        application,
+        loader=jinja2.PackageLoader("gateway.admin.pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["asset"] = assets.url
+    environment.filters |= {
+        "money": money,
+        "plain_money": amount,
+        "count": count,
+        "moment": moment,
+        "span": span,
+        "share": share,
+        "instant": instant,
+        "as_json": lambda value: shown(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()),
+        "capitalize_first": lambda text: text[:1].upper() + text[1:],
+        "list_of": lambda name: (name, name),
+    }
+
+
+def money(micros: int | None) -> Markup:
+    """Return an amount of which the decimal points of a column are below each other: zeros at the end take room unseen."""
+    if micros is None:
+        return Markup('<span class="none">unknown</span>')
+    shown = amount(micros)
+    rest = "0" * (DECIMALS - len(shown.partition(".")[2]))
+    whole, _, decimals = shown.partition(".")
+    text = f"{int(whole):,}" if whole.lstrip("-") != "0" else whole
+    return Markup('<span class="money{}">{}.{}<i aria-hidden="true">{}</i></span>').format(
+        " below" if micros < 0 else "", text.replace("-", "\u2212"), decimals, rest
+    )
+
+
+def count(number: int | None) -> str:
+    """Return a number with commas between thousands."""
+    return "" if number is None else f"{number:,}"
+
+
+def span(ms: int | float | None) -> str:
+    """Return a duration in the unit that people would use."""
+    if ms is None:
+        return ""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms / 60_000:.1f} min"
+
+
+def share(part: float) -> str:
+    """Return a part of one in percent."""
+    return f"{100 * part:.1f} %" if part else "0 %"
+
+
+def moment(text: str | None) -> Markup:
+    """Return a time in ISO 8601 as people read it, in UTC, with its seconds."""
+    if not text:
+        return Markup("")
+    return Markup('<time datetime="{}">{}</time>').format(text, text[:19].replace("T", " "))
+
+
+def instant(seconds: float | None) -> Markup:
+    """Return a time in seconds since 1970 as people read it, in UTC, with its minutes."""
+    if seconds is None:
+        return Markup("")
+    at = datetime.fromtimestamp(seconds, UTC)
+    return Markup('<time datetime="{}">{}</time>').format(at.isoformat(), at.strftime("%Y-%m-%d %H:%M"))
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago a time was, in words."""
+    past = max(0, time.time() - seconds)
+    for unit, name in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
+        if past >= unit:
+            return f"{counted(int(past // unit), name)} ago"
+    return "just now"
+
+
+def in_units(micros: int) -> float:
+    """Return micros in units of the currency, for plots."""
+    return micros / MICROS
+
+
+def body(kind: type[Struct], **fields: object) -> Struct:
+    """Return what an action is given. Raises `Refused` with what is wrong, in words."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`")
+        raise Refused(
+            400, "invalid_request", f"{_label(name) or 'The form'}: {_words(text)}.", param=name or "form"
+        ) from None
+
+
+async def read(request: web.Request) -> Form:
+    """Read the form of a request from a page of this origin. Raises `Refused`."""
+    check_origin(request)
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise Refused(415, "invalid_request", "Send a form: application/x-www-form-urlencoded.")
+    raw = b""
+    try:
+        async with asyncio.timeout(READ_S):
+            while len(raw) <= LARGEST and (part := await request.content.read(LARGEST + 1 - len(raw))):
+                raw += part
+    except TimeoutError:
+        raise Refused(408, "body_timeout", f"The form did not arrive within {READ_S:g} s.") from None
+    if len(raw) > LARGEST:
+        raise Refused(413, "request_too_large", f"A form is at most {LARGEST} bytes.")
+    try:
+        pairs = parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise Refused(400, "invalid_request", "This is not a form that a page here has sent.") from None
+    fields = {name: value.strip() for name, value in pairs}
+    if len(fields) != len(pairs):
+        raise Refused(400, "invalid_request", "A field of the form was sent twice.")
+    return Form(fields)
+
+
+def _words(text: str) -> str:
+    """Return what msgspec says of a value, as people would."""
+    for pattern, words in _IN_WORDS:
+        if found := re.fullmatch(pattern, text):
+            return words.format(*found.groups())
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def check_origin(request: web.Request) -> None:
+    """Raise `Refused` (403) for a request that a page of another origin may have sent."""
+    origin = request.headers.getall("Origin", [])
+    if len(origin) != 1 or urlsplit(origin[0]).netloc.lower() != request.host.lower():
+        raise Refused(403, "form_refused", "This was not sent by a page of this address.")
+
+
+def check_proof(form: Form, wanted: str) -> None:
+    """Raise `Refused` (403) for a form that was not on a page of this session."""
+    if not hmac.compare_digest(form[PROOF].encode("utf-8", "surrogateescape"), wanted.encode()):
+        raise Refused(403, "form_refused", "This form is not of your present session: open the page again.")
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A bar: where it is, in percent of the width and in pixels from above."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+
+
+class Day(msgspec.Struct, frozen=True):
+    """What a plot has of one day: its charge and its cost in micros. `bars` are those of the charge and of the cost."""
+
+    name: str
+    charge_micros: int
+    cost_micros: int
+    bars: tuple[Bar, Bar]
+
+
+class Plot(msgspec.Struct, frozen=True):
+    """A plot of days. `scale`: the labels of the lines of the grid, the highest first. `marks`: days that are named below."""
+
+    height: int
+    days: list[Day]
+    scale: list[str]
+    lines: list[float]
+    marks: list[str]
+
+
+def plot_of(days: Sequence[tuple[str, int, int]]) -> Plot | None:
+    """Return the plot of days, each with its charge and its cost in micros; None where there is nothing to see."""
+    top = max((max(charge, cost) for _, charge, cost in days), default=0)
+    if top <= 0:
+        return None
+    step = _step(top)
+    lines = ceil(top / step)
+    whole = step * lines
+
+    def bar(index: int, part: int, micros: int) -> Bar:
+        room = 100 / len(days)
+        height = max(0.0, HEIGHT * micros / whole)
+        return Bar(round(room * (index + 0.15 + 0.36 * part), 3), round(room * 0.34, 3), HEIGHT - height, height)
+
+    drawn = [
+        Day(name, charge, cost, (bar(index, 0, charge), bar(index, 1, cost)))
+        for index, (name, charge, cost) in enumerate(days)
+    ]
+    decimals = len(amount(step).partition(".")[2])
+    scale = [f"{step * line / MICROS:,.{decimals}f}" for line in range(lines, -1, -1)]
+    marks = sorted({round(index * (len(days) - 1) / (LABELS - 1)) for index in range(LABELS)}) if len(days) > 1 else [0]
+    return Plot(
+        HEIGHT,
+        drawn,
+        scale,
+        [round(HEIGHT * line / lines, 2) for line in range(lines + 1)],
+        [days[index][0] for index in marks],
+    )
+
+
+def _step(top: int) -> int:
+    """Return a round distance in micros between lines of the grid."""
+    least = top / LINES
+    power = 10 ** floor(log10(least))
+    return max(1, int(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)))

@@ -1,0 +1,102 @@
+"""The contract between the gateway and a plugin.
+
+The gateway guarantees:
+
+1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait,
+   and cannot change the bytes; they may end the stream.
+2. Request hooks run in the order of the YAML list, end hooks in the reverse order.
+3. `on_end` is called exactly once for each plugin whose request hook was entered, whatever happened: refused by a later plugin,
+   caller gone, upstream failed, plugin raised. `on_end` must release what the request hook reserved.
+4. A caller that disconnects stops the relay of bytes. It never cancels a plugin.
+5. An exchange keeps the chain that it began with, also when the configuration is reloaded.
+6. A hook that a plugin does not define costs nothing.
+
+A plugin that only needs the store to run a function has `request_step` in place of `on_request`, and `end_step` in place of
+`on_end`: they return a `Step`, and the gateway sends those of all plugins together. The order of the list decides as before.
+
+A plugin says for which version of this contract it is made: `API = 1` in its module or in its class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import msgspec
+
+from gateway.chain.services import Services
+from gateway.chat.dialect import Dialect
+from gateway.domain.exchange import Exchange
+from gateway.domain.reply import Reply
+from gateway.store.client.steps import Step
+
+PLUGIN_API: Final = 1
+"""The version of this contract. It changes when a plugin that kept the contract before would break."""
+
+
+class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):
+    """The base class of plugins. Annotated fields are settings: what an operator may write under `with:`.
+
+    `provides` and `requires` are facts: types that `on_request` puts into the exchange, or expects to find there.
+    `dialects`: the APIs of upstreams that it adds, for the `dialect:` of channels.
+    `sees_misdirected`: whether the hooks also run for requests that the path table refuses. `edits`: whether `on_request` changes
+    the request, by `exchange.edit`. `counts`: whether it counts, holds money or decides by what the request says, so that no plugin
+    below it may change the request. `API`: the version of the contract that the plugin is made for; may stand in its module, too.
+    """
+
+    API: ClassVar[int | None] = None
+    provides: ClassVar[tuple[type, ...]] = ()
+    requires: ClassVar[tuple[type, ...]] = ()
+    dialects: ClassVar[tuple[type[Dialect], ...]] = ()
+    sees_misdirected: ClassVar[bool] = False
+    edits: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
+
+    async def start(self, services: Services) -> None:
+        """Prepare. Called once, before the first exchange. Raise `ValueError`, saying what to change, to stop the start."""
+
+    async def stop(self) -> None:
+        """Clean up. Called once, after the last exchange that began with this instance."""
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        """Decide about a request. Raise `Refused` to refuse it; return a `Reply` to answer in place of the upstream."""
+
+    async def request_step(self, exchange: Exchange) -> Step | None:
+        """Return the step that decides about a request, or None where none is needed. Raise `Refused` to refuse it.
+
+        In place of `on_request`. What the plugins above have planned has not happened yet, and may refuse the request. Called again
+        where one of them finds that its plan rested on something that has changed: do nothing here that must happen once.
+        """
+
+    async def explain(self, exchange: Exchange) -> str | None:
+        """Return what `on_request` or the step would do, in words, for `gateway explain`. Take, count and write nothing.
+
+        Raise `Refused` as `on_request` would, and provide what it provides. Return None where the answer is not known.
+        """
+
+    async def on_failover(self, exchange: Exchange) -> None:
+        """Prepare for a further attempt after one that failed, the last of `exchange.attempts`. Raise `Refused` to prevent it.
+
+        The caller then gets the error of the failed attempt. Not called before the first attempt.
+        """
+
+    def on_response(self, exchange: Exchange) -> None:
+        """Read the answer before anything is sent: the last chance to add to `response_headers`.
+
+        One that is not streamed is there as a whole: `exchange.answer`. `exchange.stop` sends an error in its place, and so does
+        raising `Refused`.
+        """
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        """Read complete events before they are written to the caller. They cannot be changed here.
+
+        `exchange.stop` ends the stream before them, or after some of them; so does raising `Refused`.
+        """
+
+    async def on_end(self, exchange: Exchange) -> None:
+        """Release what `on_request` reserved. Called once, in reverse order, whatever happened."""
+
+    async def end_step(self, exchange: Exchange) -> Step | None:
+        """Return the step that releases what the request hook reserved, or None. In place of `on_end`.
+
+        Called again where the step of a plugin below says so, before this one's step has run.
+        """

@@ -1,0 +1,164 @@
+"""The catalogue: the models that callers may use, their prices, and the channels that serve them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Final, Literal
+
+from gateway.base.amounts import MICROS
+from gateway.chat.prompt import PartTokens
+from gateway.chat.request import Body
+from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits, Model, time_zone
+from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
+from gateway.domain.prices import Price, price_of
+
+MAX_ATTEMPTS: Final = 3
+"""Upstream calls that one request may cause. Leases are computed from it."""
+
+GLOB_CHARACTERS = re.compile(r"([?\[])")
+
+Barrier = Literal["configuration", "group", "account", "token"]
+"""What keeps a caller from using a model."""
+
+
+class Catalogue:
+    """The models, groups and channels of one configuration, indexed. `time_zone`: where the windows of budgets begin."""
+
+    def __init__(self, config: Config) -> None:
+        self.models = config.models
+        self.groups = config.groups
+        self.channels = config.channels
+        self.time_zone = time_zone(config.time_zone)
+        self._budgets = {name: _budgets(group.budgets) for name, group in config.groups.items()}
+        self._limits = {name: _limits(group.limits) for name, group in config.groups.items()}
+        self._candidates = {
+            (name, group): self._tiers(name, model, config.groups[group].channels)
+            for name, model in config.models.items()
+            for group in config.groups
+        }
+        self.part_tokens = {
+            name: PartTokens(model.image_tokens, model.audio_tokens, model.file_tokens, self._added_tokens(model))
+            for name, model in config.models.items()
+        }
+        ratios: dict[str | None, Fraction] = {None: Fraction(1)}
+        ratios.update((name, Fraction(group.ratio)) for name, group in config.groups.items())
+        self._prices = {
+            (name, group): price_of(model, ratio)
+            for name, model in config.models.items()
+            for group, ratio in ratios.items()
+        }
+        self._served = {
+            (name, group)
+            for (name, group), tiers in self._candidates.items()
+            if tiers and matches(config.groups[group].models, name)
+        }
+
+    def group(self, name: str) -> Group | None:
+        """Return the group, or None where the configuration has no such group."""
+        return self.groups.get(name)
+
+    def budgets(self, group: str, own: Budgets) -> Budgets:
+        """Return the budgets of an account in `group`: its own, and the group's where it has none."""
+        defaults = self._budgets.get(group, NO_BUDGETS)
+        return own if defaults is NO_BUDGETS else with_defaults(own, defaults)
+
+    def limits(self, group: str, own: AccountLimits) -> AccountLimits:
+        """Return the limits of an account in `group`: its own, and the group's where it has none."""
+        defaults = self._limits.get(group, NO_LIMITS)
+        return own if defaults is NO_LIMITS else with_defaults(own, defaults)
+
+    def price(self, model: str, group: str) -> Price | None:
+        """Return the price of `model` for members of `group`, or None where there is no such model."""
+        return self._prices.get((model, group if group in self.groups else None))
+
+    def allows(self, caller: Caller, model: str) -> bool:
+        """Return whether the caller may use `model`: its group, its account and the token that it sent."""
+        return (
+            (model, caller.group) in self._served
+            and (caller.account_models is None or matches(caller.account_models, model))
+            and (caller.token_models is None or matches(caller.token_models, model))
+        )
+
+    def why_not(self, caller: Caller, model: str) -> tuple[Barrier, str] | None:
+        """Return what keeps the caller from using `model`, and in the operator's words why; None where it may use it."""
+        if self.allows(caller, model):
+            return None
+        group = self.groups.get(caller.group)
+        if model not in self.models:
+            return "configuration", f"the configuration has no model `{model}`"
+        if group is None or not matches(group.models, model):
+            return "group", f"group {caller.group} allows {_listed(group.models if group else ())}"
+        if not self._candidates[model, caller.group]:
+            return (
+                "group",
+                f"group {caller.group} may use channels {_listed(group.channels)}, and none of them serves {model}",
+            )
+        if caller.account_models is not None and not matches(caller.account_models, model):
+            return "account", f"account {caller.account} allows {_listed(caller.account_models)}"
+        return "token", f"token {caller.token_id} allows {_listed(caller.token_models or ())}"
+
+    def serves(self, group: str, model: str) -> bool:
+        """Return whether members of `group` may use `model`, unless their account or token restricts them further."""
+        return (model, group) in self._served
+
+    def visible(self, caller: Caller) -> list[str]:
+        """Return the models that this caller may use, in the order of the file."""
+        return [name for name in self.models if self.allows(caller, name)]
+
+    def tiers(self, model: str, group: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
+        """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
+        return self._candidates[model, group]
+
+    def prompt_tokens_bound(self, body: Body) -> int:
+        """Return an upper bound of the input tokens of a body for a model of the file, by the bounds of its encoded parts."""
+        return body.prompt_tokens_bound(self.part_tokens[body.model])
+
+    def attempts(self, model: str) -> int:
+        """Return how many upstream calls one request for `model` may cause at most."""
+        return min(MAX_ATTEMPTS, len(self.models[model].channels))
+
+    @property
+    def longest_s(self) -> float:
+        """The longest time that a request may take, in seconds: every attempt is as slow as its channel allows."""
+        timers = [channel.timers for channel in self.channels.values()]
+        return max((max(each.total, MAX_ATTEMPTS * (2 * each.connect + each.first_byte)) for each in timers), default=0)
+
+    def _added_tokens(self, model: Model) -> int:
+        """Return the most tokens that the fields of one of the model's channels can add to a prompt."""
+        added = [fields.tokens_bound() for each in model.servings if (fields := self.channels[each.use].fields)]
+        return max(added, default=0)
+
+    def _tiers(self, name: str, model: Model, channels: Sequence[str]) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
+        tiers: dict[int, list[tuple[Candidate, int]]] = {}
+        for serving in model.servings:
+            if not matches(channels, serving.use):
+                continue
+            channel = self.channels[serving.use]
+            cost = None if serving.cost is None else price_of(serving.cost)
+            candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens, cost)
+            tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
+        return tuple(tuple(tiers[priority]) for priority in sorted(tiers))
+
+
+def _budgets(given: GroupBudgets) -> Budgets:
+    amounts = (given.day, given.week, given.month, given.total)
+    day, week, month, total = (None if amount is None else int(amount * MICROS) for amount in amounts)
+    own = Budgets(day, week, month, total, given.requests)
+    return NO_BUDGETS if own == NO_BUDGETS else own
+
+
+def _limits(given: GroupLimits) -> AccountLimits:
+    own = AccountLimits(given.requests_per_minute, given.tokens_per_minute, given.concurrent)
+    return NO_LIMITS if own == NO_LIMITS else own
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def matches(patterns: Sequence[str], name: str) -> bool:
+    """Return whether `name` matches one of `patterns`, in which `*` matches anything. No other character is special."""
+    return any(pattern == "*" or fnmatchcase(name, GLOB_CHARACTERS.sub(r"[\1]", pattern)) for pattern in patterns)

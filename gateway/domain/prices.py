@@ -1,0 +1,141 @@
+"""The price of a model and the cost of a channel, prepared once for a configuration: whole numbers, no floats.
+
+Amounts are in micros (a millionth of the currency unit), prices of tokens in micros per million tokens. A charge is computed in
+one pass and rounded up once, at its end.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+
+from gateway.base.amounts import MICROS
+from gateway.chat.usage import Usage
+from gateway.config.schema import Cost, Model, Tier
+
+PER_TOKENS: Final = 1_000_000
+"""How many tokens the price of a token is given for."""
+ONE: Final = Fraction(1)
+AS_INPUT: Final = -1
+LARGEST_COST: Final = 10**15
+"""Micros that a call can cost the operator; what an upstream reports beyond them is an error of it."""
+_PARTS: Final = ("input", "output", "cached_input", "cache_write", "request")
+
+
+class Price(msgspec.Struct, frozen=True):
+    """The price of a model: micros per million tokens, and the ratio of the caller's group.
+
+    `cached_input` and `cache_write`: of those tokens of the prompt that the upstream read from a cache or wrote to one; by default
+    the same as `input`. `request`: micros for an answer. `tiers`: the prices of requests with more than `above` prompt tokens, in
+    ascending order. `most_input` and `most_output`: the highest price of a token here and in the tiers below.
+    """
+
+    input: int
+    output: int
+    ratio: Fraction = ONE
+    cached_input: int = AS_INPUT
+    cache_write: int = AS_INPUT
+    request: int = 0
+    above: int = 0
+    tiers: tuple[Price, ...] = ()
+    most_input: int = 0
+    most_output: int = 0
+
+    def __post_init__(self) -> None:
+        cached = self.input if self.cached_input == AS_INPUT else self.cached_input
+        written = self.input if self.cache_write == AS_INPUT else self.cache_write
+        most = max(self.most_input, self.input, cached, written)
+        settled = {"cached_input": cached, "cache_write": written, "most_input": most}
+        for name, value in {**settled, "most_output": max(self.most_output, self.output)}.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    def at(self, prompt_tokens: int) -> Price:
+        """Return the price of a request with so many prompt tokens."""
+        for tier in reversed(self.tiers):
+            if prompt_tokens > tier.above:
+                return tier
+        return self
+
+    def of(self, usage: Usage) -> int:
+        """Return the cost of `usage` in micros, rounded up."""
+        price = self.at(usage.tier_tokens) if self.tiers else self
+        cached, written = usage.cached_tokens, usage.cache_write_tokens
+        amount = (usage.prompt_tokens - cached - written) * price.input + usage.completion_tokens * price.output
+        if cached or written:
+            amount += cached * price.cached_input + written * price.cache_write
+        if price.request:
+            amount += usage.answers * price.request * PER_TOKENS
+        return price._rounded(amount)
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> int:
+        """Return the cost of tokens in micros, rounded up: none of them cached, and without the price of the request."""
+        price = self.at(prompt_tokens)
+        return price._rounded(prompt_tokens * price.input + completion_tokens * price.output)
+
+    def most(self, prompt_tokens: int, completion_tokens: int, failed_tokens: int = 0) -> int:
+        """Return the most that a request can cost, in micros, if an attempt is answered and others were billed `failed_tokens`."""
+        price = self.at(prompt_tokens) if self.tiers else self
+        amount = (prompt_tokens + failed_tokens) * price.most_input + completion_tokens * price.most_output
+        return price._rounded(amount + price.request * PER_TOKENS)
+
+    def record(self, usage: Usage) -> dict[str, object]:
+        """Return the price of `usage` as it is stored in a usage record, from which a charge can be computed again.
+
+        It has a part where that differs from `input`, `request` where there is an answer, and `above` where it is a tier's.
+        """
+        price = self.at(usage.tier_tokens) if self.tiers else self
+        terms: dict[str, object] = {"input": price.input, "output": price.output, "ratio": str(price.ratio)}
+        if price.cached_input != price.input:
+            terms["cached_input"] = price.cached_input
+        if price.cache_write != price.input:
+            terms["cache_write"] = price.cache_write
+        if price.request and usage.answers:
+            terms["request"] = price.request
+        if price.above:
+            terms["above"] = price.above
+        return terms
+
+    def _rounded(self, amount: int) -> int:
+        return -(-amount * self.ratio.numerator // (PER_TOKENS * self.ratio.denominator))
+
+
+def price_of(prices: Model | Cost, ratio: Fraction = ONE) -> Price:
+    """Return the prices of the file in micros. What is not given falls back to the input, a tier's to the model's own."""
+    base = Tier(1, prices.input or Decimal(0), prices.output or Decimal(0), prices.cached_input, prices.cache_write)
+    request = _micros(prices.request or Decimal(0))
+    tiers: list[Price] = []
+    most_input = most_output = 0
+    for tier in (base, *prices.tiers):
+        price = Price(
+            _rate(tier.input, base.input),
+            _rate(tier.output, base.output),
+            ratio,
+            _rate(tier.cached_input, base.cached_input),
+            _rate(tier.cache_write, base.cache_write),
+            request,
+            0 if tier is base else tier.above,
+            (),
+            most_input,
+            most_output,
+        )
+        most_input, most_output = price.most_input, price.most_output
+        tiers.append(price)
+    return msgspec.structs.replace(tiers[0], tiers=tuple(tiers[1:]))
+
+
+def price_from(terms: dict[str, object]) -> Price:
+    """Return the price that `Price.record` gave. A record without a part has the price of the input for it."""
+    part = {name: terms[name] for name in _PARTS if name in terms}
+    return Price(**part, ratio=Fraction(str(terms["ratio"])))  # type: ignore[arg-type]
+
+
+def _rate(*given: Decimal | None) -> int:
+    """Return the first price that is given, in micros."""
+    return next((_micros(price) for price in given if price is not None), AS_INPUT)
+
+
+def _micros(amount: Decimal) -> int:
+    return int(amount * MICROS)

@@ -1,0 +1,486 @@
+"""Scenarios: one request each, taken through a plugin to one of the endings, with snapshots of what the plugin keeps.
+
+What the plugin takes is whatever changes in `on_request` and changes back by `on_end` when the answer is complete. Every other
+ending must give the same back. There is also a scenario for each `await` of `on_request`, from which on the store's replies
+are lost.
+
+A snapshot is of the plugin's memory and of the store, as numbers that can be compared. The exchange notes how the plugin ends
+streams, where it sets headers, and which attributes it assigns that are not its own. The cost of `on_chunk` is counted rather
+than timed: function calls, tasks, store commands, blocking calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext, suppress
+from contextvars import Context, copy_context
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.base.errors import GatewayError, Refused, StoreError, as_refused
+from gateway.chain.entry import PLUGIN_ERRORS, Entry
+from gateway.chain.plugin import Plugin
+from gateway.chain.request_hooks import RequestHooks
+from gateway.chat.usage import Usage
+from gateway.domain.exchange import Attempt, Exchange, Operation, Outcome
+from gateway.domain.reply import Reply
+from gateway.plugin_kit.contained import AbnormalEnd, Blocking, LostReplies, contained, cure_of, in_vain, raised
+from gateway.plugin_kit.finding import CHUNKS, MODEL, Ending
+from gateway.proxy.caller import InvalidHeader, render_head
+from gateway.store.client.client import Client
+from gateway.store.client.steps import error_in, run_steps
+from gateway.testing import exchange as new_exchange
+
+HOOK_TIMEOUT_S: Final = 5
+
+Result = TypeVar("Result")
+
+PLUGINS_OWN: Final = frozenset({"account", "group", "response_headers", "token_id"})
+"""Fields of an exchange that a plugin may assign."""
+MOST_HEADERS: Final = 64
+"""Of a plugin. Some clients refuse an answer with more than 100, and the gateway sends some of its own."""
+MOST_HEADER_BYTES: Final = 64 * 1024
+
+Snapshot = dict[str, float]
+"""Sizes and numbers by their names, which are fit for a sentence."""
+
+MAX_CALLS: Final = 50
+"""Function calls that `on_chunk` may make for one chunk. Relaying the chunk takes fewer."""
+WRITES: Final = ("posix", "write")
+
+
+class ScenarioRunner:
+    """A started plugin with the providers above it. `headers` are those of every request.
+
+    With `store=False`, snapshots are of the plugin's memory only.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        providers: Sequence[Plugin],
+        client: Client,
+        headers: Mapping[str, str],
+        *,
+        store: bool = True,
+    ) -> None:
+        self.plugin = plugin
+        self.providers = providers
+        self.client = client
+        self.entry = Entry("check", plugin)
+        self.request_hook = "request_step" if self.entry.plans_request else "on_request"
+        self._headers = headers
+        self._with_store = store
+        self.cost = CostCounter()
+        """The cost of `on_chunk` in all scenarios so far."""
+        self.blocking = Blocking(type(plugin))
+        """What blocks in the scenarios where the whole answer arrives."""
+        self.stops = Stops()
+        self._context = Context()
+        """The variables of the scenario's tasks: what a hook sets, the next one sees."""
+        self._hook = ""
+        """The hook that `respond` has called last."""
+
+    async def run(self, ending: Ending) -> ScenarioResult:
+        """Run one scenario. Errors that the plugin raises are in the result."""
+        with self.blocking if ending.outcome is Outcome.COMPLETED else nullcontext():
+            return await self._run(ending)
+
+    async def _run(self, ending: Ending) -> ScenarioResult:
+        self._context = copy_context()
+        exchange = await self.arrived(ending)
+        result = ScenarioResult(ending, await self.snapshot(exchange))
+        reply = await self._request(exchange, result)
+        result.during = await self.snapshot(exchange)
+        if result.refused is None and reply is None and not result.problems:
+            problem = await self._fail_over(exchange, ending) or await self._responded(exchange, ending)
+            result.problems += [problem] if problem else []
+        exchange.ended = time.monotonic()
+        try:
+            result.problems += await self._contained(self.end(self.plugin, exchange))
+        except PLUGIN_ERRORS as error:
+            hook = "end_step" if self.entry.plans_end else "on_end"
+            result.problems.append(raised(hook, error, ending))
+        result.problems += dict.fromkeys(exchange[Assigned])
+        result.after = await self.snapshot(exchange)
+        await self.left(exchange)
+        return result
+
+    async def arrived(self, ending: Ending) -> Exchange:
+        """Return an exchange that the providers have let pass."""
+        body = b"" if ending.method == "GET" else None
+        exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
+        exchange.__class__ = WatchedExchange
+        exchange[Stops], exchange[ChunkSize], exchange[Assigned] = self.stops, ChunkSize(0), Assigned()
+        exchange.response_headers = WatchedHeaders(exchange.response_headers)
+        for plugin in self._providers(exchange):
+            await self.request(plugin, exchange)
+        return exchange
+
+    async def left(self, exchange: Exchange) -> None:
+        """Run the end hooks of the providers."""
+        for plugin in reversed(self._providers(exchange)):
+            await self.end(plugin, exchange)
+
+    def _providers(self, exchange: Exchange) -> list[Plugin]:
+        misdirected = exchange.request.operation is Operation.MISDIRECTED
+        return [plugin for plugin in self.providers if plugin.sees_misdirected or not misdirected]
+
+    async def request(self, plugin: Plugin, exchange: Exchange) -> Reply | None:
+        """Run the request hook of a plugin, and its step."""
+        return await RequestHooks(exchange, [Entry("check", plugin)], [], self.client).run()
+
+    async def end(self, plugin: Plugin, exchange: Exchange) -> list[str]:
+        """Run the end hook of a plugin, and its step. Raises what they raise. Return what it returned in vain, in words."""
+        problems = in_vain(plugin, "on_end", await plugin.on_end(exchange))  # type: ignore[func-returns-value]
+        step = await plugin.end_step(exchange)
+        if step is None:
+            return problems
+        ((status, value),) = await run_steps(self.client, [step])
+        error = error_in(status, value)
+        if error is not None and step.failed is not None:
+            await step.failed(error)
+        elif error is None and step.read is not None:
+            await step.read(value)
+        return problems
+
+    async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:
+        hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
+        reply: Reply | None = None
+        try:
+            reply = await self._contained(_settled(hook, exchange))
+        except GatewayError as error:
+            if type(error) is GatewayError:  # the plugin changes the request as it may not
+                result.problems.append(raised(self.request_hook, error, result.ending))
+            result.refused = exchange.error = as_refused(error)
+            result.failure = error if isinstance(error, StoreError) else None
+            exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
+        except PLUGIN_ERRORS as error:
+            result.problems.append(raised(self.request_hook, error, result.ending))
+            exchange.outcome = Outcome.INTERNAL_ERROR
+        else:
+            accepted = exchange.request.operation is Operation.CHAT and reply is None
+            provides = type(self.plugin).provides if accepted else ()
+            result.missing = [fact.__name__ for fact in provides if not isinstance(exchange.get(fact), fact)]
+        with suppress(*PLUGIN_ERRORS):
+            await self._contained(exchange.settle_pending())
+        result.waits = hook.waits
+        result.problems += shown(exchange, self.request_hook, reply)
+        return reply
+
+    async def _fail_over(self, exchange: Exchange, ending: Ending) -> str:
+        """Let a first upstream fail, if that is part of this ending. Return what the hook raised, in words, or nothing."""
+        if not ending.fails_over:
+            return ""
+        exchange.attempts.append(Attempt("broken", MODEL, error="upstream_error", usage=Usage(10, 0, "estimated")))
+        try:
+            returned = await self._contained(self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
+        except PLUGIN_ERRORS as error:
+            return "" if isinstance(error, Refused) else raised("on_failover", error, ending)
+        return "".join(in_vain(self.plugin, "on_failover", returned))
+
+    async def _responded(self, exchange: Exchange, ending: Ending) -> str:
+        """Do as `respond`, whatever a hook raises."""
+
+        async def respond() -> str:
+            return self.respond(exchange, ending)
+
+        try:
+            return await self._contained(respond())
+        except AbnormalEnd as error:
+            exchange.outcome = Outcome.INTERNAL_ERROR
+            return raised(self._hook, error, ending)
+
+    async def _contained(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return await contained(work, HOOK_TIMEOUT_S, context=self._context)
+
+    def respond(self, exchange: Exchange, ending: Ending) -> str:
+        """Do what the upstream and the caller do in this ending. Return what a hook raised, in words, or nothing."""
+        problem = ""
+        exchange.outcome, exchange.status = ending.outcome, 200
+        if ending.outcome in (Outcome.REFUSED, Outcome.UPSTREAM_FAILED):
+            exchange.error = Refused(403, "token_restricted", "Not this model.")
+            exchange.status = 403
+        if ending.chunks is None:
+            return problem
+        exchange.channel = "check"
+        attempt = Attempt("check", MODEL, 200)
+        exchange.attempts.append(attempt)
+        exchange.first_byte = time.monotonic()
+        hook = self._hook = "on_response"
+        try:
+            problems = in_vain(self.plugin, hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
+            problems += shown(exchange, hook)
+            hook = self._hook = "on_chunk"
+            for chunk in CHUNKS[: ending.chunks]:
+                exchange.bytes += len(chunk)
+                exchange.events += chunk.count(b"data:")
+                exchange[ChunkSize] = ChunkSize(len(chunk))
+                exchange.deltas(chunk)  # read once for all plugins, and not the cost of one
+                with self.cost:
+                    returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
+                problems = problems or in_vain(self.plugin, hook, returned)
+                if exchange.stopped is not None:
+                    exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
+                    problems += shown(exchange, hook)
+                    break
+            problem = "; ".join(problems)
+        except Refused as refused:
+            exchange.outcome, exchange.error = Outcome.STOPPED, refused
+            problem = "" if hook == "on_chunk" else raised(hook, refused, ending)
+        except PLUGIN_ERRORS as error:
+            problem = raised(hook, error, ending)
+            exchange.outcome = Outcome.INTERNAL_ERROR
+        attempt.usage = Usage(10, 10, "upstream")
+        return problem
+
+    async def stored(self, request_id: str) -> Snapshot:
+        """Return a snapshot of the store."""
+        return await store_snapshot(self.client, request_id)
+
+    async def snapshot(self, exchange: Exchange) -> Snapshot:
+        """Return a snapshot of what the plugin keeps."""
+        memory = memory_snapshot(self.plugin)
+        return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory
+
+
+async def _settled(hook: LostReplies, exchange: Exchange) -> Reply | None:
+    reply: Reply | None = await hook
+    await exchange.settle_pending()
+    return reply
+
+
+class ScenarioResult(msgspec.Struct):
+    """What was seen in one scenario: a snapshot before, in the middle and after, and what went wrong."""
+
+    ending: Ending
+    before: Snapshot
+    during: Snapshot = {}
+    after: Snapshot = {}
+    problems: list[str] = []
+    refused: Refused | None = None
+    """What `on_request` refused the request with, which it may."""
+    failure: GatewayError | None = None
+    """The error of the store for which the request was refused."""
+    missing: list[str] = []
+    """Facts that the plugin provides by its declaration and did not set."""
+    waits: int = 0
+    """How often `on_request` waited."""
+
+    def taken(self) -> set[str]:
+        """Return the names of what `on_request` changed and `on_end` changed back."""
+        names = self.before.keys() | self.during.keys()
+        return {name for name in names if self.before.get(name, 0) != self.during.get(name, 0)} - self.left(names)
+
+    def left(self, names: set[str]) -> set[str]:
+        """Return which of `names` differ from what they were before."""
+        return {name for name in names if self.before.get(name, 0) != self.after.get(name, 0)}
+
+
+class Stops:
+    """How a plugin ended streams in the scenarios so far."""
+
+    count = 0
+    twice = False
+    outside = False
+
+
+class Assigned(list[str]):
+    """What a plugin assigned that only the gateway may, in words."""
+
+
+class WatchedExchange(Exchange):
+    """An exchange that notes how it is stopped. `chunk` is the size of the one that `on_chunk` sees."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        frame = sys._getframe(1)
+        by_gateway = str(frame.f_globals.get("__name__", "")).partition(".")[0] == "gateway"
+        if not (by_gateway or name in PLUGINS_OWN) and (assigned := self.get(Assigned)) is not None:
+            place = f"({frame.f_code.co_filename}, line {frame.f_lineno})"
+            assigned.append(f"`{frame.f_code.co_name}` assigns `exchange.{name}`, which only the gateway may {place}")
+
+    def stop(self, error: Refused, *, keep: int = 0) -> None:
+        stops = self[Stops]
+        stops.count += self.stopped is None
+        stops.twice |= self.stopped is not None
+        stops.outside |= not 0 <= keep <= self[ChunkSize]
+        super().stop(error, keep=keep)
+
+
+class ChunkSize(int):
+    """How long the chunk is that `on_chunk` sees; 0 in other hooks."""
+
+
+class WatchedHeaders(dict[str, str]):
+    """Headers that know where each was set."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self._places: dict[str, str] = {}
+
+    def __setitem__(self, name: str, value: str) -> None:
+        frame = sys._getframe(1)
+        self._places[name] = f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
+        super().__setitem__(name, value)
+
+    def place_of(self, name: str) -> str:
+        """Return the file and the line where a header was set, in brackets; empty where that is not known."""
+        return self._places.get(name, "")
+
+
+def unsendable(headers: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with each header that cannot be sent, with its place."""
+    if not isinstance(headers, Mapping):
+        yield f"`response_headers` is no mapping, but {headers!r}"
+        return
+    place = ""
+    for name, value in headers.items():
+        place = headers.place_of(name) if isinstance(headers, WatchedHeaders) else ""
+        if not (isinstance(name, str) and isinstance(value, str)):
+            yield f"the response header {name!r} is not text: {value!r}{place}"
+            continue
+        try:
+            render_head(200, {name: value}, "")
+        except InvalidHeader as error:
+            yield f"{error}{place}"
+    size = sum(len(str(name)) + len(str(value)) for name, value in headers.items())
+    if len(headers) > MOST_HEADERS or size > MOST_HEADER_BYTES:
+        yield (
+            f"sends {len(headers)} response headers of {size >> 10} KiB together, where callers may refuse more than "
+            f"{MOST_HEADERS} or {MOST_HEADER_BYTES >> 10} KiB{place}"
+        )
+
+
+def shown(exchange: Exchange, hook: str, reply: Reply | None = None) -> list[str]:
+    """Return what is wrong with what the caller gets to see of a hook: its headers, its answer, its error."""
+    error = exchange.error
+    headers = [exchange.response_headers, reply.headers if reply else {}, error.extra_headers if error else {}]
+    problems = [problem for each in headers for problem in unsendable(each)]
+    texts = [*headers, reply.body if reply else "", error.message if error else ""]
+    if any(MODEL in str(text) for text in texts):
+        problems.append(
+            f"`{hook}` shows the caller how an upstream calls the model: show `exchange.model`, as the caller named it"
+        )
+    return problems
+
+
+def memory_snapshot(plugin: Plugin) -> Snapshot:
+    """Return the numbers, sizes of containers and free slots of semaphores in a plugin's attributes.
+
+    Attributes that are objects of a class of the plugin's own module are looked into, one level deep.
+    """
+    snapshot: Snapshot = {}
+    _add_attributes(vars(plugin), "", type(plugin).__module__, snapshot)
+    return snapshot
+
+
+def _add_attributes(attributes: Mapping[str, object], prefix: str, module: str, snapshot: Snapshot) -> None:
+    for name, value in attributes.items():
+        path = prefix + name
+        if isinstance(value, asyncio.Semaphore):
+            snapshot[f"free slots of `{path}`"] = value._value
+        elif isinstance(value, int | float):
+            snapshot[f"`{path}`"] = value
+        elif isinstance(value, deque) and value.maxlen is not None:
+            continue
+        elif isinstance(value, Sized) and not isinstance(value, str | bytes):
+            snapshot[f"the size of `{path}`"] = len(value)
+            if isinstance(value, Mapping):
+                snapshot[f"the sum of `{path}`"] = sum(item for item in value.values() if isinstance(item, int | float))
+        elif type(value).__module__ == module and hasattr(value, "__dict__") and not prefix:
+            _add_attributes(vars(value), f"{path}.", module, snapshot)
+
+
+async def store_snapshot(client: Client, request_id: str) -> Snapshot:
+    """Return every key of the store with its fields or members: numbers as they are, anything else as 1.
+
+    The request's id is replaced by `<id>`, so that snapshots of different requests can be compared.
+    """
+    snapshot: Snapshot = {}
+    for key in await client.call("KEYS", "*"):
+        for member, number in await _members(client, key):
+            name = f"`{_text(key)}`" + (f" {_text(member)}" if member else "")
+            name = name.replace(request_id, "<id>")
+            snapshot[name] = snapshot.get(name, 0) + number
+    return snapshot
+
+
+async def _members(client: Client, key: Any) -> list[tuple[Any, float]]:
+    match _text(await client.call("TYPE", key)):
+        case "string":
+            return [("", _number(await client.call("GET", key)))]
+        case "hash":
+            fields = await client.call("HGETALL", key)
+            return [(field, _number(value)) for field, value in fields.items()]
+        case "set":
+            return [(member, 1) for member in await client.call("SMEMBERS", key)]
+        case "zset":
+            return [(member, 1) for member in await client.call("ZRANGE", key, 0, -1)]
+        case "list":
+            return [("", await client.call("LLEN", key))]
+        case "stream":
+            return [("", await client.call("XLEN", key))]
+    return [("", 1)]
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(_text(value))
+    except ValueError:
+        return 1
+
+
+class CostCounter:
+    """A context manager that counts what runs inside it. Enter it once for each chunk."""
+
+    def __init__(self) -> None:
+        self.max_calls = 0
+        """Function calls of the most expensive chunk."""
+        self._calls = 0
+        self._problems: set[str] = set()
+
+    def __enter__(self) -> None:
+        self._calls = 0
+        self._tasks = asyncio.all_tasks()
+        self._profile = sys.getprofile()
+        sys.setprofile(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._profile)
+        self.max_calls = max(self.max_calls, self._calls - 1)  # without the call of this method
+        if asyncio.all_tasks() - self._tasks:
+            self._problems.add("`on_chunk` starts a task: start it in `start`, and give it work")
+
+    def problems(self) -> Iterator[str]:
+        """Yield a line for each thing that `on_chunk` must not do, with its cure."""
+        yield from sorted(self._problems)
+        if self.max_calls > MAX_CALLS:
+            yield (
+                f"`on_chunk` makes {self.max_calls} function calls for one chunk, the limit is {MAX_CALLS}: "
+                "move work to `on_end`"
+            )
+
+    def _count(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            self._calls += 1
+            if frame.f_code is Client.submit.__code__:
+                self._problems.add("`on_chunk` sends a command to the store: collect here, and send in `on_end`")
+        elif event == "c_call":
+            self._calls += 1
+            name = (str(getattr(called, "__module__", "")), str(getattr(called, "__name__", "")))
+            if name == WRITES or cure_of(called) or getattr(called, "__qualname__", "").startswith("socket."):
+                place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+                self._problems.add(f"`on_chunk` blocks the event loop with `{name[1]}` ({place})")

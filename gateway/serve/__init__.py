@@ -1,0 +1,4 @@
+"""The composition of a gateway: the parent process, the processes around the workers, the demo, and the terminal.
+
+Imports `admin` and what lies below it.
+"""

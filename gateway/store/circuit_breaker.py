@@ -1,0 +1,536 @@
+"""The circuit breaker of one worker: which channels may be called now.
+
+A call of a healthy channel without limits needs no round trip to the store. The outcomes of calls are reported in the
+background: at once if they may matter to other workers, else twice a second. The same round trip reads the channels' status.
+
+A request that no other channel admits calls a channel whose cool-down is not firm, or of which the account was told that it
+may call it again now. One worker remembers what it told accounts; a retry that reaches another worker is judged by that one's
+knowledge.
+
+`AccountHealth` is the breaker for the calls of one account: what its requests cause is not held against others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final, Literal
+from uuid import uuid4
+
+import msgspec
+
+from gateway.base.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
+from gateway.base.ids import utc
+from gateway.base.log import Logger
+from gateway.config.channel import Channel
+from gateway.domain.facts import Candidate, CircuitBreaker
+from gateway.store.channels import (
+    AccountCoolDown,
+    AccountReport,
+    Admission,
+    ChannelLimits,
+    ChannelRefusal,
+    ChannelReport,
+    Channels,
+    ChannelStatus,
+    Condition,
+)
+
+SYNC_INTERVAL_S: Final = 0.5
+BATCH_S: Final = 0.005
+"""How long an urgent report waits for others, to be sent with them."""
+
+log = Logger("gateway.store.channel_health")
+
+LEASE_MARGIN_S: Final = 60
+
+MARGIN_S: Final = 0.05
+"""How much longer than needed the announced time is, so that other workers, too, know that the cool-down is over."""
+KEPT_S: Final = 60.0
+"""How late a request may come."""
+MAX_ENTRIES: Final = 4096
+"""Pairs of account and channel that are remembered; the one that was told least recently is forgotten first."""
+MAX_EACH: Final = 32
+"""Announcements that are remembered for each pair: so many requests of an account may wait at once."""
+
+
+class ChannelHealth(CircuitBreaker):
+    """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner."""
+
+    def __init__(self, store: Channels, channels: Mapping[str, Channel]) -> None:
+        self._store = store
+        self._channels = {name: LocalChannel(limits_of(name, channel)) for name, channel in channels.items()}
+        self._worker = uuid4().hex[:12]
+        self._credentials = {name: channel.credentials for name, channel in channels.items()}
+        self._announced = Announcements()
+        self._changed = asyncio.Event()
+        self._synced: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Read the channels' status, if the store answers, and begin to synchronize in the background."""
+        with suppress(GatewayError):
+            await self.sync()
+        loop = asyncio.get_running_loop()
+        self._synced = loop.create_future()
+        self._task = loop.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Send the last reports, if the store answers."""
+        self._stopping = True
+        self._changed.set()
+        if self._task is not None:
+            await self._task
+        with suppress(GatewayError):
+            await self.sync()
+        self._end_wait()
+
+    async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
+        """Return the first candidate that may be called, with at most one round trip. Raises `Refused` and `StoreAway`."""
+        return await self.admit_for(candidates, request_id, "")
+
+    async def admit_for(self, candidates: Sequence[Candidate], request_id: str, account: str) -> Candidate:
+        """Return the first candidate that the account may call now. Raises the same as `admit`."""
+        asked: list[Candidate] = []
+        last_resorts: list[Candidate] = []
+        for candidate in candidates:
+            local = self._channels[candidate.name]
+            wait_s, firm = local.wait_s(account)
+            if wait_s == 0:
+                asked.append(candidate)
+                if not local.needs_store:
+                    break
+            if not firm or self._announced.over(account, candidate.name):
+                last_resorts.append(candidate)
+        if asked and not self._channels[asked[0].name].needs_store:
+            return self._count_in(asked[0])
+        insist = {
+            other.name for other in last_resorts if other not in asked or self._announced.over(account, other.name)
+        }
+        asked += [other for other in last_resorts if other not in asked]
+        wait_ms, told = 0, dict[str, ChannelRefusal]()
+        if asked:
+            admission = await self._ask_store(request_id, asked, insist)
+            wait_ms = admission.wait_ms
+            if admission.index is not None:
+                chosen = asked[admission.index]
+                if admission.probe:
+                    self._channels[chosen.name].probe = request_id
+                if wait_ms or self._channels[chosen.name].wait_s(account)[0]:
+                    self._announced.use(account, chosen.name)
+                return self._count_in(chosen)
+            told = {each.name: refusal for each, refusal in zip(asked, admission.refusals, strict=True)}
+        refused = self._refusal(candidates, account, wait_ms / 1000)
+        refused.unavailable = why_unavailable(candidates, self._channels, account, told)
+        raise refused
+
+    async def _ask_store(self, request_id: str, asked: Sequence[Candidate], insist: set[str]) -> Admission:
+        try:
+            return await self._store.admit(request_id, [self._channels[each.name].limits for each in asked], insist)
+        except StoreAway:
+            for candidate in asked:
+                self._channels[candidate.name].report.left.append(request_id)
+            raise
+
+    def _refusal(self, candidates: Sequence[Candidate], account: str, store_wait_s: float) -> Refused:
+        """Return the refusal where no candidate may be called. The announced wait is remembered for the account."""
+        disabled = [self._channels[candidate.name].status.condition is Condition.DISABLED for candidate in candidates]
+        text = "No channel can serve this model at the moment. Retry later or choose another model."
+        if all(disabled):
+            text = "The operator has switched off every channel of this model. Choose another model."
+        wait_s = self._announce(candidates, account)
+        if store_wait_s and (not wait_s or store_wait_s < wait_s):
+            wait_s = store_wait_s + MARGIN_S
+            self._announced.add(account, candidates[0].name, wait_s)
+        return Refused(
+            503,
+            "model_unavailable",
+            text,
+            type="upstream_error",
+            retry_after_s=wait_s or MAX_RETRY_AFTER_S,
+            should_retry=False if all(disabled) else None,
+        )
+
+    def _announce(self, candidates: Sequence[Candidate], account: str, asked_s: float = 0.0) -> float:
+        """Return what to announce until the account may call a candidate, and remember it; 0 for nothing."""
+        waits = []
+        for candidate in candidates:
+            local = self._channels[candidate.name]
+            wait_s, firm = local.wait_s(account)
+            if local.status.condition is not Condition.DISABLED:
+                waits.append((wait_s + MARGIN_S if firm else 0.0, candidate.name))
+        if not waits:
+            return asked_s
+        needed_s, channel = min(waits)
+        wait_s = max(needed_s, asked_s)
+        if wait_s:
+            self._announced.add(account, channel, wait_s)
+        return wait_s
+
+    async def wait_s_for(self, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
+        """Return what to announce to the account after its calls failed, once the store knows of them; 0 for nothing.
+
+        Where the store does not answer, this is what the worker knew before.
+        """
+        self._changed.set()
+        if self._synced is not None:
+            await asyncio.wait([self._synced])
+        return self._announce(candidates, account, asked_s)
+
+    def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
+        if self._channels[candidate.name].answered(request_id, after_s):
+            self._changed.set()
+
+    def succeeded_for(self, candidate: Candidate, account: str) -> None:
+        """Note that a call of the account succeeded, which matters where others failed before."""
+        if self._channels[candidate.name].succeeded(account):
+            self._changed.set()
+
+    def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
+        self.failed_for(candidate, request_id, code, cool_s, "")
+
+    def failed_for(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None, account: str) -> None:
+        """Note that a call failed, perhaps because of what the account's request contains; without one, for other reasons."""
+        self._channels[candidate.name].failed(request_id, code, cool_s, account)
+        self._changed.set()
+
+    def left(self, candidate: Candidate, request_id: str) -> None:
+        local = self._channels[candidate.name]
+        local.report.in_flight -= 1
+        if local.probe == request_id:
+            local.probe, local.report.probe = "", "void"
+            self._changed.set()
+        if local.limits.concurrent:
+            local.report.left.append(request_id)
+            self._changed.set()
+
+    async def sync(self) -> None:
+        """Send the reports and read the status once. Raises `StoreAway`; the reports are then kept for the next time."""
+        reports = {name: local.report for name, local in self._channels.items()}
+        if not reports:
+            return
+        for name, local in self._channels.items():
+            local.report.credentials |= self._store.credentials.take_report(name)
+            local.report = ChannelReport(in_flight=local.report.in_flight)
+        try:
+            statuses = await self._store.sync(self._worker, reports)
+        except StoreAway:
+            for name, report in reports.items():
+                self._channels[name].report = merged(report, self._channels[name].report)
+            raise
+        now = time.monotonic()
+        for name, status in statuses.items():
+            local = self._channels[name]
+            local.status, local.status_at = self._with_credentials(name, status), now
+            local.failing.intersection_update(local.report.accounts)
+
+    def _with_credentials(self, name: str, status: ChannelStatus) -> ChannelStatus:
+        """Return the status of a channel, which is as good as disabled where each of its credentials is switched off."""
+        if not self._store.credentials.all_off(name, self._credentials[name]):
+            return status
+        return msgspec.structs.replace(status, condition=Condition.DISABLED, credentials_off=True)
+
+    def _end_wait(self) -> None:
+        """Wake the tasks that wait for a synchronization with the store: none will follow."""
+        if self._synced is not None:
+            self._synced.set_result(None)
+            self._synced = None
+
+    def _count_in(self, candidate: Candidate) -> Candidate:
+        self._channels[candidate.name].report.in_flight += 1
+        return candidate
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SYNC_INTERVAL_S):
+                    await self._changed.wait()
+                    await asyncio.sleep(BATCH_S)
+            self._changed.clear()
+            synced, self._synced = self._synced, asyncio.get_running_loop().create_future()
+            pause_s = 0.0
+            try:
+                await self.sync()
+            except GatewayError as error:
+                log.warning("channels_unknown", reason=str(error))
+                pause_s = SYNC_INTERVAL_S
+            if synced is not None:
+                synced.set_result(None)
+            await asyncio.sleep(pause_s)
+
+    def why_not_for(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
+        """Return why this account may not call the candidate, as far as this worker knows; empty if it may."""
+        wait_s, firm = self._channels[candidate.name].wait_s(account)
+        refused = firm or (wait_s and not alone)
+        return f"cooling for {-(-wait_s // 1):.0f} s for this account, whose requests fail there" if refused else ""
+
+    async def why_not_alone(self, candidate: Candidate) -> str:
+        limits = self._channels[candidate.name].limits
+        if self._channels[candidate.name].status.credentials_off:
+            return await self.why_not(candidate)
+        (snapshot,) = await self._store.show([candidate.name])
+        if (await self._store.look_alone(limits, cools=snapshot.firm)).index is not None:
+            return ""
+        return await self.why_not(candidate)
+
+    async def why_not(self, candidate: Candidate) -> str:
+        """Return why the candidate may not be called, by what the store knows; empty if it may."""
+        limits = self._channels[candidate.name].limits
+        if self._channels[candidate.name].status.credentials_off:
+            return "has no credential that is switched on"
+        (snapshot,) = await self._store.show([candidate.name])
+        if (await self._store.look([limits])).index is not None:
+            return ""
+        match snapshot.condition:
+            case Condition.DISABLED:
+                return "switched off by an operator"
+            case Condition.COOLING:
+                return f"cooling for {-(-snapshot.cool_ms // 1000)} s after {snapshot.last_error or 'failures'}"
+            case Condition.PROBING:
+                return f"has cooled after {snapshot.last_error or 'failures'}, and another request tries it now"
+            case _:
+                return "full: it has as many requests, at once or in this minute, as its limits allow"
+
+
+class AccountHealth(CircuitBreaker):
+    """Admits the calls of one request, and reports how they end for its account."""
+
+    __slots__ = ("_account", "_health", "_succeeding")
+
+    def __init__(self, health: ChannelHealth, account: str) -> None:
+        self._health = health
+        self._account = account
+        self._succeeding = False
+
+    async def why_not(self, candidate: Candidate) -> str:
+        return await self._health.why_not(candidate) or self._health.why_not_for(candidate, digest_of(self._account))
+
+    async def why_not_alone(self, candidate: Candidate) -> str:
+        account = digest_of(self._account)
+        return await self._health.why_not_alone(candidate) or self._health.why_not_for(candidate, account, alone=True)
+
+    async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
+        self._succeeding = False
+        return await self._health.admit_for(candidates, request_id, digest_of(self._account))
+
+    def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
+        self._succeeding = True
+        self._health.answered(candidate, request_id, after_s)
+
+    def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
+        self._succeeding = False
+        self._health.failed_for(candidate, request_id, code, cool_s, digest_of(self._account))
+
+    def unusable(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
+        self._succeeding = False
+        self._health.failed(candidate, request_id, code, cool_s)
+
+    async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
+        return await self._health.wait_s_for(candidates, digest_of(self._account), asked_s)
+
+    def left(self, candidate: Candidate, request_id: str) -> None:
+        if self._succeeding:
+            self._health.succeeded_for(candidate, digest_of(self._account))
+        self._health.left(candidate, request_id)
+
+
+@lru_cache(4096)
+def digest_of(account: str) -> str:
+    """Return a short digest of an account's name, under which its failures are counted; empty for no account."""
+    return blake2b(account.encode(), digest_size=8).hexdigest() if account else ""
+
+
+class LocalChannel(msgspec.Struct):
+    """What this worker knows of one channel."""
+
+    limits: ChannelLimits
+    status: ChannelStatus = ChannelStatus(Condition.HEALTHY, 0)
+    status_at: float = 0.0
+    report: ChannelReport = msgspec.field(default_factory=ChannelReport)
+    probe: str = ""
+    """The request of this worker that probes it, or empty."""
+    failing: set[str] = set()
+    """Accounts whose calls failed since the status was read."""
+
+    def wait_s(self, account: str) -> tuple[float, bool]:
+        """Return how long the account should not call it, as far as this worker knows, and whether that is firm."""
+        status = self.status
+        if status.condition is Condition.DISABLED:
+            return MAX_RETRY_AFTER_S, True
+        if status.condition is Condition.HEALTHY and not status.accounts:
+            return 0.0, False
+        passed_s = time.monotonic() - self.status_at
+        own = status.accounts.get(account) or AccountCoolDown()
+        of_all, of_account = status.cool_ms / 1000 - passed_s, own.cool_ms / 1000 - passed_s
+        return max(0.0, of_all, of_account), (of_all > 0 and status.firm) or (of_account > 0 and own.firm)
+
+    @property
+    def needs_store(self) -> bool:
+        """Return whether only the store can decide if it may be called."""
+        limited = self.limits.concurrent or self.limits.requests_per_minute
+        return bool(limited) or self.status.condition is not Condition.HEALTHY
+
+    def answered(self, request_id: str, after_s: float) -> bool:
+        """Count an answer, which began `after_s` after the call. Return whether other workers should know at once."""
+        self.report.ok += 1
+        self.report.took_ms += after_s * 1000
+        return self._end_probe(request_id, "ok")
+
+    def succeeded(self, account: str) -> bool:
+        """Note that a call of the account succeeded. Return whether it is one whose calls failed before."""
+        if account not in self.failing and account not in self.status.accounts:
+            return False
+        self.failing.discard(account)
+        self.report.accounts[account] = AccountReport(ok=True)
+        return True
+
+    def failed(self, request_id: str, code: str, cool_s: float | None, account: str) -> None:
+        """Count a failure, against the account if there is one."""
+        cool_ms = -1 if cool_s is None else round(cool_s * 1000)
+        self.report.error = code
+        if not account:
+            self.report.failed += 1
+            self.report.cool_ms = max(self.report.cool_ms, cool_ms)
+            self._end_probe(request_id, "failed")
+            return
+        self.failing.add(account)
+        report = self.report.accounts.setdefault(account, AccountReport())
+        report.failed, report.ok = report.failed + 1, False
+        report.cool_ms = max(report.cool_ms, cool_ms)
+        self._end_probe(request_id, "void")  # the store compares the failures of several accounts
+
+    def _end_probe(self, request_id: str, outcome: Literal["ok", "failed", "void"]) -> bool:
+        if self.probe != request_id:
+            return False
+        self.probe, self.report.probe = "", outcome
+        return True
+
+
+def limits_of(name: str, channel: Channel) -> ChannelLimits:
+    """Return the limits of a channel of the configuration, with the leases that follow from its timeouts."""
+    timers = channel.timers
+    return ChannelLimits(
+        name,
+        channel.concurrent or 0,
+        channel.requests_per_minute or 0,
+        round((timers.total + LEASE_MARGIN_S) * 1000),
+        round((timers.connect + timers.first_byte) * 1000),
+    )
+
+
+def merged(earlier: ChannelReport, later: ChannelReport) -> ChannelReport:
+    """Return one report in place of two, of which the earlier was not sent."""
+    return ChannelReport(
+        ok=earlier.ok + later.ok,
+        failed=earlier.failed + later.failed,
+        took_ms=earlier.took_ms + later.took_ms,
+        cool_ms=max(earlier.cool_ms, later.cool_ms),
+        error=later.error or earlier.error,
+        probe=later.probe or earlier.probe,
+        left=earlier.left + later.left,
+        in_flight=later.in_flight,
+        accounts=_merge_accounts(earlier.accounts, later.accounts),
+        credentials=earlier.credentials | later.credentials,
+    )
+
+
+def _merge_accounts(earlier: dict[str, AccountReport], later: dict[str, AccountReport]) -> dict[str, AccountReport]:
+    """Merge the reports on accounts. Failures add up; where a call succeeded in either report, the later report stands."""
+    merged = earlier | later
+    for account in earlier.keys() & later.keys():
+        before, after = earlier[account], later[account]
+        if not (before.ok or after.ok):
+            merged[account] = AccountReport(before.failed + after.failed, max(before.cool_ms, after.cool_ms))
+    return merged
+
+
+class Announcements:
+    """The times from which on accounts may call channels again. Each admits one request."""
+
+    def __init__(self) -> None:
+        self._times: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
+
+    def add(self, account: str, channel: str, wait_s: float) -> None:
+        """Remember that a request of the account was told to wait this long."""
+        key = (account, channel)
+        times = self._times.setdefault(key, [])
+        self._times.move_to_end(key)
+        insort(times, time.monotonic() + wait_s - MARGIN_S)
+        del times[:-MAX_EACH]
+        if len(self._times) > MAX_ENTRIES:
+            self._times.popitem(last=False)
+
+    def over(self, account: str, channel: str) -> bool:
+        """Return whether a request of the account has waited as long as it was told to."""
+        times, now = self._times.get((account, channel)), time.monotonic()
+        while times and times[0] < now - KEPT_S:
+            del times[0]
+        return times is not None and times != [] and times[0] <= now
+
+    def use(self, account: str, channel: str) -> None:
+        """Forget the earliest announcement, if its time is over: its request is admitted."""
+        if self.over(account, channel):
+            times = self._times[account, channel]
+            del times[0]
+            if not times:
+                del self._times[account, channel]
+
+
+def why_unavailable(
+    candidates: Iterable[Candidate],
+    channels: Mapping[str, LocalChannel],
+    account: str,
+    told: Mapping[str, ChannelRefusal],
+) -> dict[str, str]:
+    """Return why the account may call none of `candidates`, by the channel's name.
+
+    `told`: what the store said of those that it was asked for. Of the others, this is what the worker knows.
+    """
+    return {
+        candidate.name: _told(told[candidate.name])
+        if candidate.name in told
+        else _known(channels[candidate.name], account)
+        for candidate in candidates
+    }
+
+
+def _told(refusal: ChannelRefusal) -> str:
+    match refusal.reason:
+        case "disabled":
+            return "is switched off"
+        case "cooling":
+            return _cools(refusal.wait_ms / 1000, refusal.error)
+        case "probing":
+            return f"has cooled down{_after(refusal.error)}, and another request tried it"
+        case _:
+            return "is full"
+
+
+def _known(channel: LocalChannel, account: str) -> str:
+    status = channel.status
+    if status.credentials_off:
+        return "has no credential that is switched on"
+    if status.condition is Condition.DISABLED:
+        return "is switched off"
+    passed_s = time.monotonic() - channel.status_at
+    for_all_s = status.cool_ms / 1000 - passed_s
+    if for_all_s > 0:
+        return _cools(for_all_s, status.error)
+    own_s = status.accounts.get(account, AccountCoolDown()).cool_ms / 1000 - passed_s
+    return f"{_cools(max(0.0, own_s), status.error)} for this account, whose requests fail there"
+
+
+def _cools(seconds: float, error: str) -> str:
+    until = utc(round((time.time() + seconds) * 1000))
+    return f"cools down{_after(error)} until {until}"
+
+
+def _after(error: str) -> str:
+    return f" after {error}" if error else ""

@@ -1,0 +1,1 @@
+"""The diagnosis of a caller's way to the gateway: `gateway doctor`."""

@@ -1,0 +1,1 @@
+"""The comparison of configured prices with a public catalogue: `gateway prices import`."""

@@ -1,0 +1,55 @@
+"""A desk with a real store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.chain.services import Store
+from gateway.config.schema import load
+from gateway.usage.database import UsageDatabase
+from tests.patience import PATIENCE_S
+from tests.records import usage_database
+
+CONFIG = """\
+redis: {url}
+data: {folder}
+store: {{timeout: {timeout}}}
+groups: {{default: {{}}, trial: {{budgets: {{month: 5, requests: 9}}}}, old: {{enabled: false}}}}
+channels:
+  one: {{base_url: http://127.0.0.1:9/v1, api_keys: [canary-4711, canary-4712], timers: {{connect: 1}}}}
+  two: {{base_url: http://127.0.0.1:9/v1}}
+models:
+  gpt-4o-mini: {{input: 0.15, output: 0.6, channels: [{{use: one, model: mini, cost: {{input: 0.1, output: 0.4}}}}]}}
+plugins: [{{use: quota}}, {{use: not-installed, name: other, enabled: false}}]
+"""
+
+DeskWith = Callable[[str], LocalClient]
+
+
+@pytest.fixture
+async def desk_with(tmp_path: Path, store_url: str) -> AsyncIterator[DeskWith]:
+    """A function that returns a desk where an operation is done that may be repeated with a key."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(CONFIG.format(url=store_url, folder=tmp_path, timeout=PATIENCE_S))
+    loaded = load(file)
+    (tmp_path / "store").mkdir()
+    async with Store.open(loaded.config, store_url) as store:
+        yield lambda key: LocalClient(loaded, store, Actor("test"), key)
+
+
+@pytest.fixture
+def desk(desk_with: DeskWith) -> LocalClient:
+    """A desk where no operation is repeated."""
+    return desk_with("")
+
+
+@pytest.fixture
+def rows(desk: LocalClient) -> Iterator[UsageDatabase]:
+    """The usage log that the desk reads."""
+    database = usage_database(desk.usage_folder)
+    yield database
+    database.close()

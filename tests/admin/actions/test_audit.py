@@ -1,0 +1,168 @@
+"""The audit log has one entry for each write, newest first: what was asked for, what became of it, how it was before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.admin.actions import accounts, audit, local, management_tokens, money, tokens
+from gateway.admin.actions.accounts import AccountChange, NewAccount
+from gateway.admin.actions.action import Arguments, Scope
+from gateway.admin.actions.audit import AuditEntry, AuditLines
+from gateway.admin.actions.local import Actor, AuditWriter, LocalClient
+from gateway.admin.actions.management_tokens import NewManagementToken
+from gateway.admin.actions.money import NewCredit
+from gateway.admin.actions.tokens import NewToken
+from gateway.base.errors import GatewayError, StoreAway
+from gateway.store.pepper import VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def pepper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "p" * 40)
+
+
+async def entries(desk: LocalClient, limit: int = 20, **query: Any) -> list[AuditEntry]:
+    """Return the entries of all pages."""
+    found: list[AuditEntry] = []
+    after = ""
+    while True:
+        page = await audit.list_(desk, query=msgspec.convert({"limit": limit, "after": after, **query}, AuditLines))
+        assert len(page.data) <= limit
+        found += page.data
+        if page.next is None:
+            return found
+        after = page.next
+
+
+async def test_a_change_has_what_was_asked_for_and_how_it_was_before_and_after(desk: LocalClient) -> None:
+    await accounts.create(desk, body=NewAccount("alice"))
+    await accounts.change(desk, "alice", body=AccountChange(status="suspended"))
+    after, before = await entries(desk)
+    assert (before.operation, before.target, before.actor) == ("accounts.create", "alice", "test")
+    assert (after.operation, after.path, after.body) == (
+        "accounts.change",
+        {"account": "alice"},
+        {"status": "suspended"},
+    )
+    assert (after.before["status"], after.after["status"], after.outcome) == ("active", "suspended", "done")
+    assert after.at.endswith("Z")
+
+
+async def test_what_was_refused_has_the_reason_and_what_did_not_end_says_so(desk: LocalClient) -> None:
+    with pytest.raises(GatewayError):
+        await accounts.close(desk, "nobody")
+    await AuditWriter(desk.store.client).begin("test", "accounts.close", Arguments({"account": "alice"}))
+    unfinished, refused = await entries(desk)
+    assert (unfinished.outcome, unfinished.code, unfinished.target) == ("unfinished", None, "alice")
+    assert (refused.outcome, refused.code) == ("refused", "not_found")
+
+
+async def test_a_write_whose_store_went_away_is_unfinished(desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(*_: Any, **__: Any) -> Any:
+        raise StoreAway("lost")
+
+    monkeypatch.setattr(accounts.close, "function", lost)
+    with pytest.raises(StoreAway):
+        await accounts.close(desk, "alice")
+    assert [entry.outcome for entry in await entries(desk)] == ["unfinished"]
+
+
+async def test_what_cannot_be_logged_is_not_done_and_what_was_done_is_answered(
+    desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: Any, **__: Any) -> Any:
+        raise StoreAway("lost")
+
+    monkeypatch.setattr(AuditWriter, "done", lost)
+    assert (await accounts.create(desk, body=NewAccount("alice"))).id == "alice"
+    assert [entry.outcome for entry in await entries(desk)] == ["unfinished"]
+    monkeypatch.setattr(AuditWriter, "begin", lost)
+    with pytest.raises(StoreAway):
+        await accounts.close(desk, "alice")
+    assert (await accounts.read(desk, "alice")).status == "active"
+
+
+async def test_pages_have_each_entry_once_with_its_end_also_where_writes_overlap(
+    desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "READ_AT_ONCE", 3)
+    log = AuditWriter(desk.store.client)
+    lines = [await log.begin("test", "accounts.close", Arguments({"account": f"a{number}"})) for number in range(9)]
+    for number in (5, 0, 8, 2, 3, 1, 7):
+        await log.done(lines[number], None, number)
+    await log.refused(lines[4], "conflict")
+    for limit in (1, 2, 4, 9, 20):
+        found = await entries(desk, limit)
+        assert [entry.id for entry in found] == lines[::-1]
+        assert [entry.after for entry in found] == [8, 7, None, 5, None, 3, 2, 1, 0]
+        assert [entry.outcome for entry in found if entry.after is None] == ["unfinished", "refused"]
+
+
+async def test_entries_are_selected_by_who_what_and_when(desk: LocalClient) -> None:
+    shop = LocalClient(desk.loaded, desk.store, Actor("token 1a2b shop"))
+    await accounts.create(desk, body=NewAccount("alice"))
+    await accounts.create(shop, body=NewAccount("alicette"))
+    await money.credit(shop, "alice", body=NewCredit("t", 5))
+    made = await tokens.create(shop, "alice", body=NewToken())
+    await tokens.disable(desk, made.id)
+    assert [entry.operation for entry in await entries(desk, actor="token 1a2b")] == [
+        "tokens.create",
+        "money.credit",
+        "accounts.create",
+    ]
+    assert [entry.actor for entry in await entries(desk, operation="tokens")] == ["test", "token 1a2b shop"]
+    assert len(await entries(desk, operation="accounts.create")) == 2
+    assert await entries(desk, operation="account") == []
+    assert [entry.operation for entry in await entries(desk, target="alice")] == [
+        "tokens.disable",
+        "tokens.create",
+        "money.credit",
+        "accounts.create",
+    ]
+    assert [entry.operation for entry in await entries(desk, target=made.id)] == ["tokens.disable", "tokens.create"]
+    assert len(await entries(desk, since=1_700_000_000)) == 5
+    assert await entries(desk, since=2**36) == []
+
+
+async def test_no_entry_has_the_text_of_a_token_and_long_values_are_left_out(desk: LocalClient) -> None:
+    await accounts.create(desk, body=NewAccount("alice", models=("m" * 250,) * 30))
+    made = await tokens.create(desk, "alice", body=NewToken())
+    managing = await management_tokens.create(desk, body=NewManagementToken("shop", (Scope.READ,)))
+    found = await entries(desk)
+    assert found[2].body == "(left out: too long)"
+    text = msgspec.json.encode(found).decode()
+    assert made.token is not None
+    assert managing.token is not None
+    assert made.token not in text
+    assert managing.token not in text
+    assert made.id in text
+
+
+async def test_the_log_keeps_the_newest_lines_that_fit(desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = desk.store.client
+    log = AuditWriter(client)
+
+    async def write(count: int, size: int) -> None:
+        body = NewAccount("x" * size)
+        for first in range(0, count, 50):
+            await asyncio.gather(
+                *(log.begin("test", "accounts.create", Arguments({}, body=body)) for _ in range(min(50, count - first)))
+            )
+
+    monkeypatch.setattr(local, "MAX_BYTES", 100_000)
+    await write(300, 2000)
+    assert 20 < await client.call("XLEN", local.KEY) < 50
+    assert 50_000 < await client.call("MEMORY", "USAGE", local.KEY, "SAMPLES", 0) < 150_000
+    assert 0 < int(await client.call("GET", local.BYTES)) <= 100_000
+    monkeypatch.setattr(local, "MAX_LINES", 10)
+    await write(30, 10)
+    assert await client.call("XLEN", local.KEY) == 10
+    assert len(await entries(desk)) == 10
+    counted = 0
+    for line in await local.AuditLog(client).before("", 100):
+        counted += 64 + sum(len(name) + len(value) for name, value in line.fields.items())
+    assert int(await client.call("GET", local.BYTES)) == counted

@@ -1,0 +1,118 @@
+"""A management token gives no more than the one that made it has, and nothing after it is revoked or has expired."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.admin.actions import management_tokens
+from gateway.admin.actions import management_tokens as stored
+from gateway.admin.actions.action import Scope
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.management_tokens import KEY, ManagementTokenList, ManagementTokens, NewManagementToken
+from gateway.base.errors import GatewayError, Refused
+from tests.admin.actions.conftest import DeskWith
+
+
+def new(name: str = "shop", *scopes: Scope, **more: Any) -> NewManagementToken:
+    return NewManagementToken(name, scopes or (Scope.READ,), **more)
+
+
+async def desk_of(desk: LocalClient, text: str | None) -> LocalClient:
+    """Return the desk of whoever has a token with this text."""
+    token = await ManagementTokens(desk.store.client).authenticate(text or "")
+    assert token is not None
+    return LocalClient(desk.loaded, desk.store, Actor(token.name, frozenset(map(Scope, token.scopes)), token.id))
+
+
+async def test_a_token_is_accepted_until_it_is_revoked_and_only_its_digest_is_stored(desk: LocalClient) -> None:
+    known = ManagementTokens(desk.store.client)
+    made = await management_tokens.create(desk, body=new("shop", Scope.MONEY, Scope.ACCOUNTS, Scope.MONEY))
+    assert made.token is not None
+    assert (made.scopes, made.made_by) == (("accounts", "money"), "test")
+    assert made.token not in repr(made)
+    assert made.token.encode() not in b"".join(await desk.store.client.call("HVALS", KEY))
+    found = await known.authenticate(made.token)
+    assert found is not None
+    assert found.id == made.id
+    for wrong in (made.token[:-1], made.token + "x", made.token.upper(), "", "sk-mgmt-", f"sk-mgmt-{made.id}-", "sk-ü"):
+        assert await known.authenticate(wrong) is None
+    listed = await management_tokens.list_(desk, query=ManagementTokenList())
+    assert [token.id for token in listed.data] == [made.id]
+    assert made.token not in msgspec.json.encode(listed).decode()
+    await management_tokens.revoke(desk, made.id)
+    assert await known.authenticate(made.token) is None
+    with pytest.raises(GatewayError) as caught:
+        await management_tokens.revoke(desk, made.id)
+    assert caught.value.kind == "not_found"
+
+
+async def test_a_token_cannot_give_scopes_that_it_does_not_have(desk: LocalClient) -> None:
+    made = await management_tokens.create(desk, body=new("admin", Scope.ADMIN, Scope.READ))
+    admin = await desk_of(desk, made.token)
+    assert (await management_tokens.create(admin, body=new("reader"))).scopes == ("read",)
+    with pytest.raises(Refused) as caught:
+        await management_tokens.create(admin, body=new("more", Scope.READ, Scope.MONEY))
+    assert (caught.value.code, caught.value.param) == ("scope_missing", "scopes")
+    reader = await desk_of(desk, (await management_tokens.create(desk, body=new())).token)
+    with pytest.raises(Refused):
+        await management_tokens.create(reader, body=new())
+
+
+async def test_a_token_that_expires_makes_none_that_lasts_longer(desk: LocalClient) -> None:
+    soon = int(time.time()) + 1000
+    made = await management_tokens.create(desk, body=new("admin", *Scope, expires_at=soon))
+    admin = await desk_of(desk, made.token)
+    assert (await management_tokens.create(admin, body=new())).expires_at == soon
+    assert (await management_tokens.create(admin, body=new(expires_at=soon - 1))).expires_at == soon - 1
+    with pytest.raises(Refused) as caught:
+        await management_tokens.create(admin, body=new(expires_at=soon + 1))
+    assert caught.value.param == "expires_at"
+    with pytest.raises(Refused):
+        await management_tokens.create(desk, body=new(expires_at=int(time.time()) - 1))
+
+
+async def test_a_token_that_was_revoked_meanwhile_makes_none(desk: LocalClient) -> None:
+    made = await management_tokens.create(desk, body=new("admin", *Scope, expires_at=int(time.time()) + 1000))
+    admin = await desk_of(desk, made.token)
+    await management_tokens.revoke(desk, made.id)
+    with pytest.raises(Refused) as caught:
+        await management_tokens.create(admin, body=new())
+    assert caught.value.status == 401
+
+
+async def test_a_token_that_has_expired_is_not_accepted(desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await management_tokens.create(desk, body=new(expires_at=int(time.time()) + 1000))
+    monkeypatch.setattr(time, "time", lambda: made.expires_at)
+    assert await ManagementTokens(desk.store.client).authenticate(made.token or "") is None
+
+
+async def test_a_repeated_creation_makes_one_token_and_shows_it_once(desk_with: DeskWith) -> None:
+    key = "0123456789abcdef" * 4
+    first = await management_tokens.create(desk_with(key), body=new())
+    again = await management_tokens.create(desk_with(key), body=new())
+    assert (again.id, again.token, first.token is None) == (first.id, None, False)
+    assert len((await management_tokens.list_(desk_with(""), query=ManagementTokenList())).data) == 1
+
+
+async def test_there_are_not_too_many(desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MAX_TOKENS", 2)
+    for _ in range(2):
+        await management_tokens.create(desk, body=new())
+    with pytest.raises(GatewayError, match="revoke some"):
+        await management_tokens.create(desk, body=new())
+    first = await management_tokens.list_(desk, query=ManagementTokenList(1))
+    assert (len(first.data), first.has_more) == (1, True)
+    second = await management_tokens.list_(desk, query=ManagementTokenList(1, first.next or ""))
+    assert (len(second.data), second.has_more, second.next) == (1, False, None)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"scopes": []}, {"scopes": ["root"]}, {"name": ""}, {"name": "x" * 201}, {"expires_at": -1}]
+)
+def test_what_makes_no_token_is_refused(fields: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"name": "shop", "scopes": ["read"], **fields}, NewManagementToken)

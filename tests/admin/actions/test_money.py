@@ -1,0 +1,111 @@
+"""Each transaction is booked once, however often and by however many it is sent; the ledger tells all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.admin.actions import accounts, money
+from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.base.errors import GatewayError
+from gateway.store.accounts import MAX_AMOUNT, AccountError
+
+
+@pytest.fixture(autouse=True)
+async def alice(desk: LocalClient) -> None:
+    await accounts.create(desk, body=NewAccount("alice"))
+
+
+async def lines(desk: LocalClient, **query: Any) -> list[Any]:
+    """Return the lines of all pages of the ledger of alice."""
+    found, after = [], ""
+    while True:
+        page = await money.ledger(desk, "alice", query=msgspec.convert({"after": after, **query}, LedgerLines))
+        found += page.data
+        if page.next is None:
+            return found
+        after = page.next
+
+
+async def refused(work: Any) -> str:
+    with pytest.raises(GatewayError) as caught:
+        await work
+    return caught.value.kind
+
+
+async def test_a_credit_is_booked_once_and_another_amount_is_a_conflict(desk: LocalClient) -> None:
+    first = await money.credit(desk, "alice", body=NewCredit("t", 5))
+    assert (first.balance_micros, first.booked_before) == (5, False)
+    again = await money.credit(desk, "alice", body=NewCredit("t", 5))
+    assert (again.balance_micros, again.booked_before) == (5, True)
+    assert await refused(money.credit(desk, "alice", body=NewCredit("t", 6))) == "conflict"
+    assert await refused(money.credit(desk, "nobody", body=NewCredit("t", 6))) == "not_found"
+    assert len(await lines(desk)) == 1
+
+
+async def test_fifty_at_once_with_one_transaction_id_give_one_line(desk: LocalClient) -> None:
+    bodies = [NewCredit("t", 5 + number // 25) for number in range(50)]
+    results = await asyncio.gather(*(money.credit(desk, "alice", body=body) for body in bodies), return_exceptions=True)
+    booked = [result for result in results if isinstance(result, money.Booked)]
+    assert [each.booked_before for each in booked].count(False) == 1
+    assert len(booked) == 25
+    assert all(isinstance(each, GatewayError) and each.kind == "conflict" for each in results if each not in booked)
+    assert len(await lines(desk)) == 1
+    assert await desk.store.wallet.verify("alice") == []
+
+
+async def test_the_ledger_has_every_line_with_its_reason_newest_first(desk: LocalClient) -> None:
+    for number in range(3):
+        await money.credit(desk, "alice", body=NewCredit(f"c{number}", 5))
+    adjusted = await money.adjust(desk, "alice", body=NewAdjustment("a", -20, "credited twice, ü"))
+    assert adjusted.balance_micros == -5
+    found = await lines(desk)
+    assert [(line.transaction, line.amount_micros, line.reason) for line in found] == [
+        ("a", -20, "credited twice, ü"),
+        *((f"c{number}", 5, None) for number in (2, 1, 0)),
+    ]
+    assert await lines(desk, limit=1) == await lines(desk, limit=3) == found
+    assert await refused(money.ledger(desk, "nobody", query=LedgerLines())) == "not_found"
+
+
+async def test_what_the_store_could_not_count_or_keep_is_refused_in_words(desk: LocalClient) -> None:
+    await money.credit(desk, "alice", body=NewCredit("t1", MAX_AMOUNT))
+    for work, words in (
+        (money.credit(desk, "alice", body=NewCredit("t2", 1)), "too large to be exact"),
+        (money.credit(desk, "alice", body=NewCredit("t 3", 1)), "a transaction id is"),
+        (money.adjust(desk, "alice", body=NewAdjustment("t4", 1, "ü" * 300)), "at most 500 bytes"),
+    ):
+        with pytest.raises(AccountError, match=words):
+            await work
+    assert [line.transaction for line in await lines(desk)] == ["t1"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"amount_micros": 0}, {"amount_micros": 2**53}, {"transaction": "a b"}, {"amount_micros": 1.5}]
+)
+def test_what_cannot_be_booked_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"transaction": "t", "amount_micros": 1} | fields, NewCredit)
+
+
+@pytest.mark.parametrize("after", ["x", "1", "1-", "+", "-", "(1-1", "0-0"])
+def test_a_cursor_that_is_none_is_refused(after: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"after": after}, LedgerLines)
+
+
+async def test_a_closed_account_gets_no_credit_but_what_was_booked_is_told_and_can_be_corrected(
+    desk: LocalClient,
+) -> None:
+    await money.credit(desk, "alice", body=NewCredit("t", 5))
+    await accounts.close(desk, "alice")
+    with pytest.raises(AccountError, match="closed for good: nothing was credited"):
+        await money.credit(desk, "alice", body=NewCredit("u", 5))
+    assert (await money.credit(desk, "alice", body=NewCredit("t", 5))).booked_before
+    assert (await money.adjust(desk, "alice", body=NewAdjustment("v", -5, "refunded"))).balance_micros == 0
+    assert len(await lines(desk)) == 2

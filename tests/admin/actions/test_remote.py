@@ -1,0 +1,316 @@
+"""A desk elsewhere does what the one here does, with the same errors; and whatever else answers is told in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from gateway.admin.actions import accounts, management_tokens, money, remote, tokens, usage
+from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
+from gateway.admin.actions.action import ActionClient, Scope
+from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.management_tokens import ManagementTokens, NewManagementToken
+from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.admin.actions.remote import FeedElsewhere, HttpClient
+from gateway.admin.actions.requests import Filters
+from gateway.admin.actions.tokens import NewToken, Rotation, TokenList
+from gateway.admin.actions.usage import Followed
+from gateway.admin.http.app import KNOWN, Admin, Callers
+from gateway.admin.http.port import serving
+from gateway.base.errors import GatewayError, Misconfigured, StoreAway
+from gateway.metrics.exporter import Exporter
+from gateway.server.routes import KNOWN_PATHS
+from gateway.store.pepper import VARIABLE
+
+TOKEN: Final = "an-admin-token-of-31-characters"
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def app_of(desk: LocalClient) -> Admin:
+    def desk_of(actor: Actor, key: str) -> LocalClient:
+        return LocalClient(desk.loaded, desk.store, actor, key)
+
+    callers = Callers(lambda: TOKEN, ManagementTokens(desk.store.client))
+    return Admin(desk.store.usage.folder, callers, Exporter({}), desk_of)
+
+
+@pytest.fixture(autouse=True)
+def pepper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "p" * 40)
+
+
+@pytest.fixture
+async def address(desk: LocalClient) -> AsyncIterator[str]:
+    """The address of an API that works with the store of `desk`."""
+    async with serving(app_of(desk), "127.0.0.1:0") as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+async def elsewhere(address: str) -> AsyncIterator[HttpClient]:
+    async with HttpClient.open(address, TOKEN) as desk:
+        yield desk
+
+
+@asynccontextmanager
+async def answering(handler: Handler) -> AsyncIterator[HttpClient]:
+    """Yield a desk at an address where something else answers."""
+    runner = web.ServerRunner(web.Server(handler))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with HttpClient.open(f"http://127.0.0.1:{runner.addresses[0][1]}", TOKEN) as desk:
+            yield desk
+    finally:
+        await runner.cleanup()
+
+
+async def error_of(work: Awaitable[Any]) -> tuple[str, str]:
+    with pytest.raises(GatewayError) as caught:
+        await work
+    return caught.value.kind, str(caught.value)
+
+
+async def test_what_is_done_elsewhere_is_what_is_done_here(desk: LocalClient, elsewhere: HttpClient) -> None:
+    body = msgspec.convert({"id": "alice", "limits": {"concurrent": 3}, "external_id": "Ä b&c=d/ü"}, NewAccount)
+    made = await accounts.create(elsewhere, body=body)
+    stored = await desk.store.accounts.get("alice")
+    assert stored is not None
+    assert msgspec.to_builtins(made).items() >= msgspec.to_builtins(stored).items()
+    booked = await money.credit(elsewhere, "alice", body=NewCredit("t-1", 5_000_000))
+    assert (booked.balance_micros, booked.booked_before) == (5_000_000, False)
+    assert (await money.credit(elsewhere, "alice", body=NewCredit("t-1", 5_000_000))).booked_before
+    found = await accounts.list_(elsewhere, query=AccountQuery(external_id="Ä b&c=d/ü"))
+    assert [each.id for each in found.data] == ["alice"]
+    changed = await accounts.change(elsewhere, "alice", body=AccountChange(external_id=None, status="suspended"))
+    assert (changed.external_id, changed.status) == ("", "suspended")
+    token = await tokens.create(elsewhere, "alice", body=NewToken(name="laptop"))
+    assert token.token is not None
+    after = await tokens.rotate(elsewhere, token.id, body=Rotation(60))
+    listed = (await tokens.list_(elsewhere, "alice", query=TokenList())).data
+    assert sorted(each.id for each in listed) == sorted([token.id, after.id])
+    await tokens.delete(elsewhere, after.id)
+    read_here, read_there = await accounts.read(desk, "alice"), await accounts.read(elsewhere, "alice")
+    assert read_here == read_there
+    lines = await money.ledger(elsewhere, "alice", query=LedgerLines())
+    assert lines == await money.ledger(desk, "alice", query=LedgerLines())
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda desk: accounts.read(desk, "nobody"),
+        lambda desk: accounts.read(desk, ""),
+        lambda desk: accounts.read(desk, "../accounts"),
+        lambda desk: accounts.read(desk, "a{b}c?d=e#f%2F\n"),
+        lambda desk: accounts.close(desk, ".."),
+        lambda desk: accounts.create(desk, body=NewAccount("taken")),
+        lambda desk: accounts.create(desk, body=NewAccount("alice", group="nowhere")),
+        lambda desk: accounts.change(desk, "closed", body=AccountChange(status="active")),
+        lambda desk: money.credit(desk, "taken", body=NewCredit("t", 2)),
+        lambda desk: money.adjust(desk, "nobody", body=NewAdjustment("t", 2, "why")),
+        lambda desk: tokens.read(desk, "taken-00000000"),
+        lambda desk: tokens.read(desk, "no token"),
+        lambda desk: tokens.list_all(desk, query=TokenList(after="x")),
+        lambda desk: management_tokens.revoke(desk, "none"),
+    ],
+)
+async def test_an_error_there_has_the_words_and_the_kind_of_the_one_here(
+    desk: LocalClient, elsewhere: HttpClient, work: Callable[[ActionClient], Awaitable[Any]]
+) -> None:
+    for account in ("taken", "closed"):
+        await accounts.create(desk, body=NewAccount(account))
+    await accounts.close(desk, "closed")
+    await money.credit(desk, "taken", body=NewCredit("t", 1))
+    with pytest.raises(GatewayError) as here:
+        await work(desk)
+    kind, words = await error_of(work(elsewhere))
+    told = str(here.value)
+    assert words == told[:1].lower() + told[1:].removesuffix(".")
+    assert kind == here.value.kind
+
+
+async def test_a_file_is_read_as_it_comes_and_wrong_tokens_are_told_so(
+    desk: LocalClient, address: str, elsewhere: HttpClient
+) -> None:
+    here = [piece async for piece in (await usage.export(desk, query=Filters())).pieces]
+    there = [piece async for piece in (await usage.export(elsewhere, query=Filters())).pieces]
+    assert "".join(there) == "".join(here)
+    assert isinstance(await usage.live(elsewhere, query=Followed()), FeedElsewhere)
+    async with HttpClient.open(address, "wrong") as nobody:
+        feed = await usage.live(nobody, query=Followed())
+        assert isinstance(feed, FeedElsewhere)
+        for answer in ((await usage.export(nobody, query=Filters())).pieces, feed.records()):
+            with pytest.raises(Misconfigured, match="does not accept"):
+                await anext(answer)
+
+
+async def test_a_token_without_the_scope_is_told_so(desk: LocalClient, address: str) -> None:
+    made = await management_tokens.create(desk, body=NewManagementToken("reader", (Scope.READ,)))
+    async with HttpClient.open(address, f" {made.token}\n") as reader:
+        await accounts.list_(reader, query=AccountQuery())
+        assert "needs the scope `accounts`" in (await error_of(accounts.create(reader, body=NewAccount("alice"))))[1]
+    async with HttpClient.open(address, "wrong") as nobody:
+        kind, words = await error_of(accounts.list_(nobody, query=AccountQuery()))
+    assert kind == "misconfigured"
+    assert "does not accept the token in $GATEWAY_API_TOKEN" in words
+    assert "wrong" not in words
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "give the address"),
+        (" ", "give the address"),
+        ("10.0.0.5:9090", "give the address"),
+        ("ftp://host", "give the address"),
+        ("http://", "give the address"),
+        ("http://host:99999", "give the address"),
+        ("http://[::1", "give the address"),
+        ("http://user:secret@host", "the address alone"),
+        ("http://host?a=b", "the address alone"),
+    ],
+)
+async def test_what_is_no_address_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(Misconfigured, match=reason) as caught:
+        async with HttpClient.open(url, TOKEN):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["", "  ", "two words", "line\nbreak", "schlüssel", "\x00"])
+async def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(Misconfigured, match="GATEWAY_API_TOKEN") as caught:
+        async with HttpClient.open("http://127.0.0.1:1", token):
+            pass
+    assert not token.strip() or token not in str(caught.value)
+
+
+async def test_the_prefix_may_be_given_with_the_address(address: str) -> None:
+    for url in (f"{address}/", f"{address}/api/v1", f"{address}/api/v1/"):
+        async with HttpClient.open(url, TOKEN) as desk:
+            assert (await accounts.list_(desk, query=AccountQuery())).data == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: web.Response(text="<html>hello"), "not as the operator's port"),
+        (lambda: web.json_response([1]), "not as the operator's port"),
+        (lambda: web.json_response({"error": "no"}, status=404), "not as the operator's port"),
+        (lambda: web.Response(status=500), "not as the operator's port"),
+        (lambda: web.Response(status=204), "not as the operator's port"),
+        (lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}), "sends on to another"),
+        (
+            lambda: web.json_response({"error": {"message": KNOWN, "code": "unknown_path"}}, status=404),
+            "another version",
+        ),
+        (
+            lambda: web.json_response({"error": {"message": KNOWN_PATHS, "code": "unknown_path"}}, status=404),
+            "give the address of `admin:`",
+        ),
+    ],
+)
+async def test_an_answer_that_is_not_ours_is_told_in_a_sentence(
+    answer: Callable[[], web.Response], reason: str
+) -> None:
+    async def handler(_: web.BaseRequest) -> web.Response:
+        return answer()
+
+    async with answering(handler) as desk:
+        kind, words = await error_of(accounts.list_(desk, query=AccountQuery()))
+    assert kind == "misconfigured"
+    assert reason in words
+    assert TOKEN not in words
+
+
+async def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_ANSWER", 1000)
+
+    async def handler(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="x" * 100_000)
+
+    async with answering(handler) as desk:
+        assert "answers with more than" in (await error_of(accounts.list_(desk, query=AccountQuery())))[1]
+
+
+async def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
+    seen: list[str | None] = []
+    booked = {"account": "a", "transaction": "t", "amount_micros": 1, "balance_micros": 1, "booked_before": False}
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        seen.append(request.headers.get("Idempotency-Key"))
+        if len(seen) % 2:
+            assert request.transport is not None
+            request.transport.abort()
+        if request.method == "GET":
+            return web.json_response({"data": []})
+        return web.json_response(booked)
+
+    async with answering(handler) as desk:
+        assert (await accounts.list_(desk, query=AccountQuery())).data == []
+        assert (await money.credit(desk, "alice", body=NewCredit("t", 1))).balance_micros == 1
+    reads, writes = seen[:2], seen[2:]
+    assert reads == [None, None]
+    assert writes[0] == writes[1] is not None
+
+
+async def test_two_lost_answers_end_it_and_say_what_is_not_known() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with answering(handler) as desk:
+        kind, words = await error_of(accounts.list_(desk, query=AccountQuery()))
+        assert (kind, "not known" in words) == ("store_away", False)
+        kind, words = await error_of(money.credit(desk, "alice", body=NewCredit("t", 1)))
+        assert (kind, "Whether the change was made is not known" in words) == ("store_away", True)
+
+
+async def test_nothing_that_listens_and_nothing_that_answers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        free = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(remote, "ANSWER_S", 0.2)
+        async with HttpClient.open(free, TOKEN) as desk:
+            assert "nothing came within 0.2 s" in (await error_of(accounts.list_(desk, query=AccountQuery())))[1]
+    async with HttpClient.open(free, TOKEN) as desk:
+        with pytest.raises(StoreAway, match="does not answer"):
+            await accounts.list_(desk, query=AccountQuery())
+
+
+async def test_a_write_that_another_attempt_has_begun_is_waited_for() -> None:
+    answers = [409, 409, 204]
+
+    async def handler(_: web.BaseRequest) -> web.Response:
+        status = answers.pop(0)
+        if status == 204:
+            return web.Response(status=204)
+        return web.json_response({"error": {"message": "Wait.", "code": "idempotency_key_in_use"}}, status=status)
+
+    async with answering(handler) as desk:
+        await tokens.delete(desk, "alice-00000000")
+    assert answers == []
+
+
+async def test_a_desk_of_a_gateway_whose_store_is_away_says_so(desk: LocalClient) -> None:
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(app_of(desk), "127.0.0.1:0"))
+        there = await stack.enter_async_context(HttpClient.open(f"http://127.0.0.1:{port}", TOKEN))
+
+        def away(*_: object) -> asyncio.Future[Any]:
+            failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            failed.set_exception(StoreAway("not there"))
+            return failed
+
+        desk.store.client.submit = away  # type: ignore[method-assign]
+        for work in (accounts.list_(there, query=AccountQuery()), accounts.create(there, body=NewAccount("alice"))):
+            assert await error_of(work) == ("store_away", "the store does not answer: try again")

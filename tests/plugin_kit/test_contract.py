@@ -1,0 +1,224 @@
+"""The contract tests find each broken promise, and pass plugins that keep all of them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gateway.base.errors import Misconfigured
+from gateway.plugin_kit import broken, check, checks, scenarios
+from gateway.store.client.client import Client
+from tests import faulty
+
+EXAMPLES: dict[str, dict[str, object]] = {
+    "plugins.examples.address_allow_list:AddressAllowList": {"networks": ["127.0.0.0/8"]},
+    "plugins.examples.prompt_size:PromptSize": {"tokens": 100},
+    "plugins.examples.response_stamp:ResponseStamp": {},
+    "plugins.examples.first_token_alarm:FirstTokenAlarm": {},
+    "plugins.examples.prompt_patterns:PromptPatterns": {},
+    "stop-words": {"words": ["forbidden"]},
+}
+SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact", "answer-cache", "anthropic")
+
+
+@pytest.mark.parametrize(
+    "use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers", "tests.faulty:GoodDialect"]
+)
+async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client, use: str) -> None:
+    findings = await check(use, EXAMPLES.get(use), url=store_url)
+    assert broken(findings) == []
+    assert [finding.check for finding in findings] == [
+        *("docstring", "settings", "hooks", "facts", "start", "request", "ends", "gives back", "steps", "explains"),
+        *("edits", "chunks", "streams", "background", "dialects", "reload", "stop", "awaits", "secrets"),
+    ]
+
+
+FILE = faulty.__file__
+FAULTS = {
+    "NoDocstring": "docstring: say in one sentence what it does",
+    "Undocumented": "settings: `unknown` is not documented",
+    "Inherits": "settings: `unknown` is not documented",
+    "Waits": "hooks: `on_chunk` must be `def`",
+    "Blocks": "hooks: `on_request` must be `async def`",
+    "TakesTooLittle": "hooks: `on_chunk` must take (self, exchange, chunk) (",
+    "Misspelt": "hooks: `on_requests` is not a hook and is never called: did you mean `on_request`?",
+    "NamesFacts": "facts: `requires` must be a tuple of types",
+    "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
+    "NeverStarts": "start: does not start: opens must be before closes",
+    "Fails": "start: does not start: RuntimeError: a bug (",
+    "AssignsId": "request: `on_request` raised AttributeError: property 'id' of",
+    "AssignsOutcome": "request: `on_end` assigns `exchange.outcome`, which only the gateway may (",
+    "ReplacesHeaders": "request: `response_headers` is no mapping, but None",
+    "Exits": "request: `on_request` raised SystemExit: 3",
+    "NeedsOwn": "start: does not start: it requires Own, which no installed plugin provides",
+    "Lacks": "request: `on_request` did not set Caller",
+    "Undeclared": "request: `on_request` raised KeyError",
+    "Refuses": "request: refused the request of this check (403 closed: Come back later.)",
+    "ReadsEveryBody": "ends: reads the body of requests that have none",
+    "EndsWithoutABeginning": "ends: `on_end` raised KeyError: <class 'tests.faulty.Own'> where replies were lost (from wait 1 on)",
+    "Grows": "gives back: the size of `_seen` changed by 24 in 24 exchanges",
+    "ReleasesWholeOnly": "gives back: `_running` after: a plugin below refused",
+    "NeverReleases": "gives back: free slots of `_free` changed by 24 in 24 exchanges",
+    "TrustsTheReply": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
+    "AsksAgain": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
+    "Believes": "request: `on_chunk` raised UnicodeDecodeError",
+    "TakesToExplain": "explains: `explain` changes `gw:plugin:check:open` <id>; ",
+    "CountsAgain": "steps: `request_step` changes `gw:plugin:check:{a}` again when its step is sent again: use the request's id",
+    "FailsInTheStore": "request: the step of `request_step` fails: ",
+    "SpreadsItsKeys": "steps: the keys of `request_step` are in several hash slots: put braces around the account in each",
+    "HasBothForms": "hooks: `on_request` and `request_step` are both defined: keep one of them",
+    "PlansAndCounts": "steps: RuntimeError: planned twice, where a step is planned or sent twice",
+    "ExplainsAnother": "explains: `explain` raised Refused: Never., where `on_request` passes",
+    "ExplainsWithoutItsFact": "explains: `explain` does not set Own",
+    "EditsUndeclared": "request: `on_request` raised GatewayError: 'check' changes the request without declaring it",
+    "EditsNowhere": "hooks: `edits = True` is declared, but there is no `on_request`",
+    "EditsBadly": "request: `on_request` raised GatewayError: 'check' makes a request that is not valid: 'messages' is required",
+    "EditsLate": "request: `on_response` raised GatewayError: a plugin changes the request outside of `on_request`",
+    "ExplainsNoEdit": "edits: `explain` changes nothing, `on_request` seed",
+    "CountsUndeclared": "edits: `on_request` reads `max_tokens` of the body: say `counts = True`",
+    "Works": "chunks: `on_chunk` makes ",
+    "Sleeps": f"chunks: `on_chunk` blocks the event loop with `sleep` ({FILE}, line ",
+    "Sends": "chunks: `on_chunk` sends a command to the store",
+    "Forks": "chunks: `on_chunk` starts a task",
+    "StopsTwice": "streams: `on_chunk` calls `exchange.stop` again after it has ended the stream",
+    "StopsBeyond": "streams: `on_chunk` keeps bytes that the chunk does not have",
+    "StopsWithText": "request: `on_chunk` raised TypeError: an exchange is stopped with a Refused, not with 'enough'",
+    "KeepsTheText": "streams: keeps ",
+    "ReadsOnlyStreams": "streams: `on_response` raised KeyError: 'delta' for an answer that is not streamed: {",
+    "AnswersHalf": "streams: the events of its reply end before the answer is whole",
+    "AnswersText": "streams: the events of its reply are str: they must be bytes",
+    "AnswersAndFails": "streams: the events of its reply raised ZeroDivisionError",
+    "AnswersAndStays": "streams: the events of its reply were not closed within",
+    "AnswersAFunction": "request: `on_request` raised TypeError: events is an async iterator, not method",
+    "Once": "reload: a second instance beside the first one: OSError: the port is taken",
+    "LeavesATask": "stop: Task-",
+    "LeavesAThread": "stop: thread ",
+    "ShowsItsKey": "secrets: `repr` shows `api_key`",
+    "SleepsInRequest": "request: `on_request` blocks the event loop with `sleep` (",
+    "WritesAFile": "request: `on_end` blocks the event loop with `open` (",
+    "Connects": "request: `on_request` blocks the event loop with `connect` (",
+    "AnswersADict": "request: `on_request` raised TypeError: `on_request` of 'check' returned a dict: return a Reply, or None (",
+    "PlansADict": "request: `request_step` raised TypeError: dict was returned in place of a Step",
+    "ReturnsAChunk": "request: `on_chunk` returns a bytes, which is ignored: return nothing (",
+    "RefusesInEnd": "request: `on_end` returns a Refused, which is ignored: return nothing (",
+    "ExplainsInNumbers": "explains: `explain` returns an int: return a sentence, or None",
+    "RequiresAType": f"facts: `requires` must be a tuple of types, such as `(Caller,)` ({FILE}, line ",
+    "ProvidesADialect": f"facts: `dialects` must be a tuple of classes, such as `(Messages,)` ({FILE}, line ",
+    "SleepsInStart": "request: `start` blocks the event loop with `sleep` (",
+    "SleepsInStop": "stop: `stop` blocks the event loop with `sleep` (",
+    "SleepsInFailover": "ends: `on_failover` blocks the event loop with `sleep` (",
+    "SleepsInTheBackground": "background: `_refresh`, which `every` calls, blocks the event loop with `sleep` (",
+    "RepeatsASyncFunction": "background: `_refresh`, which `every` calls, returns a NoneType: write `async def` (",
+    "FailsInTheBackground": "background: `_refresh`, which `every` calls, raised KeyError: 'unknown' (",
+    "RepeatsACoroutine": "start: does not start: TypeError: every: give the function without calling it, as in",
+    "ForgetsToAwait": f"awaits: `Client.call` is not awaited ({FILE}, line ",
+    "ForgetsToAwaitTheBody": "request: `on_request` raised AttributeError: 'coroutine' object has no attribute 'model' ",
+    "SendsABadHeader": "request: the response header 'x-note' cannot be sent: a name is a token, and a value has no control",
+    "SendsAnId": "request: the response header 'X-Request-Id' cannot be sent: the gateway writes its own (",
+    "SendsANumber": "request: the response header 'x-tries' is not text: 1 (",
+    "PrintsTheToken": "secrets: the log, the output or `repr` shows the caller's credential",
+    "LogsTheTokenByItself": "secrets: the log, the output or `repr` shows the caller's credential",
+    "ShowsTheModel": "request: `on_response` shows the caller how an upstream calls the model: show `exchange.model`",
+    "RefusesWithTheModel": "request: `on_chunk` shows the caller how an upstream calls the model",
+    "ReadsWithoutAwait": f"request: `read` of the step of `request_step` must be `async def` ({FILE}, line ",
+    "FailsWithoutAwait": f"steps: `failed` of the step of `end_step` must be `async def` ({FILE}, line ",
+    "CountsInTwoKinds": "start: does not start: metric `sluicegate_plugin_check_seen` is a counter already",
+    "AssignsTheCharge": "request: `on_end` raised AttributeError: property 'charge_micros' of ",
+    "WritesTheBody": "request: `on_request` raised TypeError: 'mappingproxy' object does not support item assignment",
+    "EditsWithNoNumber": "request: `on_request` raised GatewayError: 'check' makes a request that is not valid: `temperature` ",
+    "AuthOfNoKind": "dialects: dialect `plain`: must be `bearer`, `header NAME` or `query NAME`, as in `auth: header api-key`",
+    "AuthIsNone": "dialects: dialect `plain`: `auth` must be `bearer`, `header NAME` or `query NAME`, and is None",
+    "AsksInText": "dialects: dialect `plain`: `request` returns a str: it must return the body as bytes",
+    "ForgetsTheLimit": "dialects: dialect `plain`: `request` does not send `chat.max_tokens`",
+    "HasNoReader": "dialects: dialect `plain`: `reader` returns None: it must return an AnswerReader",
+    "ReadsDicts": "dialects: dialect `plain`: `read` gives a dict: it must give an AnswerDelta",
+    "KnowsItAll": "dialects: dialect `plain`: `read` raised KeyError: 'ping' (",
+    "ErrorOfText": "dialects: dialect `plain`: `error` returns 'oops': it must return the status, and the body as bytes",
+    "CancelsItself": f"request: `on_request` cancels its own task (the answer was complete) at {FILE}, line ",
+    "CancelsItselfInAChunk": "request: `on_chunk` cancels its own task (the answer was complete)",
+    "CancelsItselfInStart": f"start: does not start: `start` cancels its own task ({FILE}, line ",
+    "SaysItIsCancelled": f"request: `on_end` raised CancelledError (the answer was complete) at {FILE}, line ",
+    "Interrupts": f"request: `on_request` raised KeyboardInterrupt (the answer was complete) at {FILE}, line ",
+    "InterruptsAChunk": f"request: `on_chunk` raised KeyboardInterrupt (the answer was complete) at {FILE}, line ",
+    "InterruptsItsStart": f"start: does not start: `start` raised KeyboardInterrupt ({FILE}, line ",
+    "ExitsInStop": f"stop: `stop` raised SystemExit: 3 ({FILE}, line ",
+    "FailsInStop": f"stop: `stop` raised RuntimeError: a bug ({FILE}, line ",
+    "ClosesItself": f"request: `on_end` raised GeneratorExit (the answer was complete) at {FILE}, line ",
+    "RaisesInFailover": "ends: `on_failover` raised Unusual: not here (one upstream failed and another answered) at ",
+    "InterruptsItsStep": f"steps: `end_step` raised KeyboardInterrupt ({FILE}, line ",
+    "InterruptsToExplain": f"explains: `explain` raised KeyboardInterrupt, where `on_request` passes ({FILE}, line ",
+    "InterruptsTheBackground": f"background: `_refresh`, which `every` calls, raised KeyboardInterrupt ({FILE}, line ",
+    "InterruptsADialect": f"dialects: `request` raised KeyboardInterrupt ({FILE}, line ",
+    "InterruptsItsRepr": f"secrets: `__repr__` raised KeyboardInterrupt ({FILE}, line ",
+    "LeavesAWorker": "stop: thread asyncio_",
+    "SendsManyHeaders": "request: sends 1000 response headers of 10 KiB together, where callers may refuse more than 64 ",
+    "SendsLargeHeaders": "request: sends 1 response headers of 97 KiB together, where callers may refuse more than 64 ",
+    "LogsTheToken": "secrets: the log, the output or `repr` shows the caller's credential",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_broken_promise_is_found_and_no_other_check_fails(store_url: str, client: Client, name: str) -> None:
+    try:
+        found = broken(await check(f"tests.faulty:{name}", url=store_url))
+    finally:
+        getattr(getattr(faulty, name), "go", threading.Event()).set()
+    assert [text.startswith(FAULTS[name]) for text in found] == [True], found
+
+
+async def test_the_names_of_what_a_plugin_takes_are_listed() -> None:
+    (found,) = [finding.text for finding in await check("tests.faulty:Good") if finding.check == "gives back"]
+    assert found == "`gw:plugin:check:open` <id>, free slots of `_free`, the size of `_open`"
+
+
+async def test_a_hook_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "HOOK_TIMEOUT_S", 0.01)
+    (found,) = broken(await check("tests.faulty:Hangs"))
+    assert found.startswith(f"request: `on_end` did not end within 0.01 s (the answer was complete) at {FILE}, line ")
+
+
+async def test_a_hook_that_goes_on_when_it_is_cancelled_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "HOOK_TIMEOUT_S", 0.01)
+    (found,) = broken(await check("tests.faulty:GoesOn"))
+    faulty.GoesOn.go.set()
+    assert found.startswith("request: `on_end` did not end within 0.01 s, nor when it was cancelled (the answer was ")
+    assert f" at {FILE}, line " in found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NeverEndsItsStart", "start: does not start: `start` did not end within 0.01 s "),
+        ("NeverEndsItsStop", "stop: `stop` did not end within 0.01 s "),
+    ],
+)
+async def test_a_start_or_stop_that_never_ends_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    monkeypatch.setattr(checks, "START_LIMIT_S" if "start" in expected else "STOP_LIMIT_S", 0.01)
+    (found,) = broken(await check(f"tests.faulty:{name}"))
+    assert found.startswith(f"{expected}({FILE}, line ")
+
+
+async def test_a_secret_setting_in_the_log_is_found() -> None:
+    assert broken(await check("tests.faulty:LogsItsKey", {"api_key": "sesame-4711"})) == [
+        "secrets: the log shows `api_key`"
+    ]
+
+
+async def test_a_header_stands_in_for_the_token() -> None:
+    (found,) = broken(await check("auth", headers={"Authorization": "Bearer sesame-4711"}))
+    assert found.startswith("request: refused the request of this check (401 token_invalid: ")
+
+
+async def test_an_unknown_plugin_or_setting_is_an_error() -> None:
+    with pytest.raises(ValueError, match="has no `Nobody`"):
+        await check("tests.faulty:Nobody")
+    with pytest.raises(Misconfigured, match="most: must be a whole number"):
+        await check("tests.faulty:Good", {"most": "many"})
+
+
+async def test_a_step_that_is_kept_for_all_requests_is_found(store_url: str, client: Client) -> None:
+    found = broken(await check("tests.faulty:KeepsItsStep", url=store_url))
+    assert any("make a new one for each request" in str(line) for line in found), found

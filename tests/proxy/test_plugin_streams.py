@@ -1,0 +1,47 @@
+"""What the iterator of a plugin gives after the end of its answer is neither delivered nor charged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+from gateway import Exchange, Outcome, Refused, Reply
+from gateway.chat.prompt import PromptBound
+from gateway.chat.request import Body
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.plugin_streams import answer_with_events
+from tests.fuzz.twins import REQUEST, Owner, Transport
+
+STOP = Refused(403, "stopped", "Stopped.")
+
+
+class Closable(Transport):
+    """The transport of a caller whose stream is cut off."""
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def event(text: str) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode()
+
+
+async def body() -> Body:
+    return Body("m", True, None, 1, False, 100, 1, 10, PromptBound(100), {}, {})
+
+
+async def test_an_event_that_is_given_when_the_exchange_is_stopped_is_not_charged() -> None:
+    exchange, to_caller = Exchange(REQUEST, body), Closable()
+
+    async def events() -> AsyncIterator[bytes]:
+        yield event("one")
+        exchange.stop(STOP)
+        yield event("later " * 1000)
+
+    given = events()
+    caller = CallerConnection(Owner(), to_caller, http_1_1=True, keep_alive=True)
+    await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, ([], []), set())
+    written = b"".join(call for call in to_caller.calls if isinstance(call, bytes))
+    assert event("one") in written and b'"stopped"' in written and b"later" not in written
+    assert (exchange.outcome, exchange.error, exchange.events) == (Outcome.STOPPED, STOP, 1)
+    assert exchange.answer_usage is not None and exchange.answer_usage.completion_tokens == 1

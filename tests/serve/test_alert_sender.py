@@ -1,0 +1,115 @@
+"""The process that sends alerts: killed at any moment it loses nothing, and it takes up what the parent adopted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.alerts import event
+from gateway.alerts.event import EventClaim, Outbox
+from gateway.alerts.signature import VARIABLE
+from gateway.config.schema import load
+from gateway.metrics.shared import SharedNumbers
+from gateway.runtime.handover import Handover, Offer
+from gateway.serve import alert_sender
+from gateway.store.client.client import Client
+from tests.alerts.receiver import NEVER, OK, SECRET, receiving
+from tests.forked import FORKED
+from tests.patience import PATIENCE_S, wait_until
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, SECRET)
+
+
+def file_in(folder: Path, text: str) -> Path:
+    file = folder / "gateway.yaml"
+    file.write_text(f"data: {folder}/data\n{text}")
+    return file
+
+
+def credential(number: int) -> EventClaim:
+    made = event.credential_refused("a", number, 99)
+    return EventClaim("reach", f"credential:a:{number}", made, 1, event.now_ms() + 3_600_000)
+
+
+@asynccontextmanager
+async def sender(file: Path, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(FORKED, "-m", "tests.alert_sender_process", str(file), url)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+
+async def test_killed_between_claim_and_delivery_the_event_is_delivered_by_another(
+    client: Client, store_url: str, tmp_path: Path
+) -> None:
+    async with receiving(NEVER, OK) as receiver:
+        file = file_in(tmp_path, f"alerts: {{webhook: '{receiver.url}'}}\n")
+        async with sender(file, store_url) as first:
+            await Outbox(client).claim(credential(0))
+            await wait_until(lambda: bool(receiver.got))
+            first.kill()
+            await first.wait()
+        await client.call("PEXPIRE", "gw:{alert-events}:sender", 500)  # its lease ends by itself, somewhat later
+        async with sender(file, store_url):
+            await wait_until(lambda: len(receiver.got) == 2)
+            async with asyncio.timeout(PATIENCE_S):
+                while await client.call("HLEN", "gw:{alert-events}:events"):
+                    await asyncio.sleep(0.01)
+    assert receiver.got[0].id == receiver.got[1].id
+    assert receiver.got[0].body == receiver.got[1].body
+
+
+async def test_a_change_of_the_file_is_taken_up_once_the_parent_has_adopted_it(
+    client: Client, store_url: str, tmp_path: Path
+) -> None:
+    handover, stop = Handover(1), asyncio.Event()
+    async with receiving() as one, receiving() as other:
+        file = file_in(tmp_path, f"alerts: {{webhook: '{one.url}'}}\n")
+        task = asyncio.create_task(alert_sender.run(load(file), handover, store_url, SharedNumbers(), stop))
+        await Outbox(client).claim(credential(0))
+        await wait_until(lambda: len(one.got) == 1)
+        changed = file_in(tmp_path, f"alerts: {{webhook: '{other.url}'}}\n").read_bytes()
+        handover.write(Offer(1, 2, "offered", changed))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        await Outbox(client).claim(credential(1))
+        await wait_until(lambda: len(one.got) == 2)
+        handover.write(Offer(1, 2, "adopted", changed))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        await Outbox(client).claim(credential(2))
+        await wait_until(lambda: len(other.got) == 1)
+        handover.write(Offer(2, 3, "adopted", f"data: {tmp_path}/data\n".encode()))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        await Outbox(client).claim(credential(3))
+        await asyncio.sleep(1)
+        assert (len(one.got), len(other.got)) == (2, 1), "without a webhook nothing is sent"
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE_S)
+
+
+async def test_what_is_sent_is_counted_where_the_metrics_are_read(
+    client: Client, store_url: str, tmp_path: Path
+) -> None:
+    shared, stop = SharedNumbers(), asyncio.Event()
+    async with receiving() as receiver:
+        file = file_in(tmp_path, f"alerts: {{webhook: '{receiver.url}'}}\n")
+        task = asyncio.create_task(alert_sender.run(load(file), Handover(1), store_url, shared, stop))
+        await Outbox(client).claim(credential(0))
+        await wait_until(lambda: dict(shared).get(("alerts", "sent")) == [1.0])
+        await wait_until(lambda: dict(shared).get(("alerts_pending",)) == [0.0])
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE_S)

@@ -1,0 +1,98 @@
+"""On a terminal, each request that has ended is one line."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.domain.exchange import Outcome
+from gateway.serve import terminal
+from tests.records import arrival, end, usage_database
+
+FIELDS = {"first_byte_ms": 312, "duration_ms": 2140, "charge_micros": 123, "account": "demo", "model": "words"}
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_line_has_what_a_person_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = end(arrival(), **FIELDS, arrived_at="2026-11-22T10:11:12.345Z")
+    clock, rest = terminal.line_of(record).split("  ", 1)
+    assert clock.endswith(":12")
+    assert rest == f"demo  words  200  312 ms  2.1 s  0.000123  {record.id}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cells"),
+    [
+        ({"status": 402, "outcome": Outcome.REFUSED, "error_code": "insufficient_balance"}, "402 insufficient_balance"),
+        ({"outcome": Outcome.CALLER_GONE}, "200 caller_gone"),
+        ({"outcome": Outcome.GATEWAY_CRASHED, "status": 0}, "- gateway_crashed"),
+        ({"model": "", "operation": "models"}, "demo  models  200"),
+        ({"operation": "counted", "events": 8, "error_code": "token_invalid", "status": 401},
+         "401 token_invalid and 7 more like it"),
+        ({"first_byte_ms": None}, "200  -  2.1 s"),
+    ],
+)  # fmt: skip
+def test_a_line_says_what_went_wrong(changes: dict[str, object], cells: str) -> None:
+    assert cells in terminal.line_of(end(arrival(), **(FIELDS | changes)))
+
+
+def test_a_code_of_an_upstream_cannot_forge_a_line() -> None:
+    line = terminal.line_of(end(arrival(), **FIELDS, error_code="bad\n\x1b[2Jcode"))
+    assert line.isprintable()
+
+
+def test_it_follows_the_log_from_its_start_and_writes_the_last_ones_after_sigterm(tmp_path: Path) -> None:
+    rows = usage_database(tmp_path)
+    before, after, last = [[end(arrival(), **FIELDS)] for _ in range(3)]
+    rows.write(before)
+
+    def write_and_stop() -> None:
+        rows.write(last)
+        signal.raise_signal(signal.SIGTERM)
+
+    output = Terminal(write_and_stop)
+    terminal.work(tmp_path, output)(lambda: rows.write(after))
+    rows.close()
+    assert output.getvalue().splitlines() == [terminal.line_of(each) for each in (*after, *last)]
+
+
+def test_many_at_once_are_counted(tmp_path: Path) -> None:
+    rows = usage_database(tmp_path)
+    output = Terminal(lambda: signal.raise_signal(signal.SIGTERM))
+    terminal.work(tmp_path, output)(lambda: rows.write([end(arrival(), **FIELDS) for _ in range(30)]))
+    rows.close()
+    assert len(output.getvalue().splitlines()) == terminal.AT_ONCE + 1
+    assert output.getvalue().endswith("... and 5 more requests: `gateway usage list` has all of them\n")
+
+
+def test_a_terminal_that_is_gone_does_not_end_it_before_sigterm(tmp_path: Path) -> None:
+    def gone() -> None:
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        raise OSError("Input/output error")
+
+    rows = usage_database(tmp_path)
+    terminal.work(tmp_path, Terminal(gone))(lambda: rows.write([end(arrival(), **FIELDS)]))
+    rows.close()
+
+
+class Terminal(io.StringIO):
+    """A terminal where something happens once, after the first lines."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._then = [then]
+
+    def flush(self) -> None:
+        while self.getvalue() and self._then:
+            self._then.pop()()

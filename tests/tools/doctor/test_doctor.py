@@ -1,0 +1,259 @@
+"""Doctor names each fault that a caller can meet, from outside, against a gateway that has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.http.app import Admin, Callers
+from gateway.admin.http.port import serving
+from gateway.fake_upstream import FakeUpstream
+from gateway.metrics.exporter import Exporter
+from gateway.store.accounts import AccountStatus
+from gateway.store.client.client import Client
+from gateway.store.client.client import Client as StoreClient
+from gateway.testing import Running, running
+from gateway.tools.channel_trial import Diagnosis
+from gateway.tools.doctor.doctor import diagnose
+from tests.tools.doctor.way import PAGE, Proxy, Says
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.scripted import HEAD, Scripted
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream(pace_s=0.005, key="channel-credential-4711") as fake:
+        yield fake
+
+
+@pytest.fixture
+async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    chain = CHAIN.replace("concurrent: 50", "concurrent: 50, requests_per_minute: 6").replace(
+        "requests_per_minute: 1000, ", ""
+    )
+    async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as whole:
+        yield whole
+
+
+@pytest.fixture
+async def paced(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    """Yield a gateway whose answers take a third of a second."""
+    async with (
+        FakeUpstream(
+            pace_s=0.03, words="one two three four five six seven eight", key="channel-credential-4711"
+        ) as fake,
+        running(configuration(fake.base_url), tmp_path, store_url) as whole,
+    ):
+        yield whole
+
+
+async def diagnoses(base_url: str, token: str = "", model: str = "words") -> list[Diagnosis]:
+    return [diagnosis async for diagnosis in diagnose(base_url, token, model)]
+
+
+async def fault(base_url: str, token: str = "", model: str = "words") -> Diagnosis:
+    result = await diagnoses(base_url, token, model)
+    assert [diagnosis.verdict for diagnosis in result[:-1]].count("ill") == 0
+    assert result[-1].verdict == "ill", result
+    assert result[-1].remedy
+    assert not token or token not in str(result)
+    return result[-1]
+
+
+SUBJECTS = ["address", "network", "gateway", "token", "model", "request"]
+
+
+async def test_a_healthy_gateway_is_found_well(gateway: Running) -> None:
+    result = await diagnoses(gateway.base_url, await gateway.token())
+    assert [diagnosis.verdict for diagnosis in result] == ["well"] * 6
+    assert [diagnosis.subject for diagnosis in result] == SUBJECTS
+
+
+async def test_a_gateway_whose_proxy_knows_the_token(gateway: Running) -> None:
+    async with Proxy(gateway.port, add={"Authorization": f"Bearer {await gateway.token()}"}) as proxy:
+        result = await diagnoses(proxy.url())
+    assert [diagnosis.subject for diagnosis in result[:4]] == SUBJECTS[:4]
+    assert "asks callers for no token" in result[3].text
+
+
+# The way to the gateway.
+
+
+def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
+    """Return proxies, with the base path, and the subject and code of the last diagnosis that is not well."""
+    port = gateway_port
+    redirect = {"Location": "https://ai.example.com/v1/models?x=1"}
+    login = {"Location": "/login?next=/v1/models"}
+    basic = {"WWW-Authenticate": 'Basic realm="office"'}
+    json_page = Says(200, {"Content-Type": "application/json"}, b'{"object":"list","data":[{"id":"llama"}]}')
+    openai = b'{"error":{"message":"no","type":"t","param":null,"code":"invalid_api_key"}}'
+    return {
+        "a good proxy": (Proxy(port), "/v1", "", ""),
+        "a path prefix": (Proxy(port, cut_prefix="/ai"), "/ai/v1", "", ""),
+        "a prefix in place of /v1": (Proxy(port, put_prefix="/v1"), "", "address", "address_without_v1"),
+        "a prefix that is passed on": (Proxy(port), "/ai/v1", "gateway", "path_changed"),
+        "a proxy that doubles /v1": (Proxy(port, put_prefix="/v1"), "/v1", "gateway", "path_changed"),
+        "no /v1": (Proxy(port), "", "address", "address_lacks_v1"),
+        "no /v1 behind a prefix": (Proxy(port, cut_prefix="/ai"), "/ai", "address", "address_lacks_v1"),
+        "a redirect to https": (Proxy(says=Says(301, redirect)), "/v1", "gateway", "redirect"),
+        "a redirect to a login": (Proxy(says=Says(302, login)), "/v1", "gateway", "redirect_to_login"),
+        "a redirect to nothing": (Proxy(says=Says(302, {"Location": "http://[::"})), "/v1", "gateway", "redirect"),
+        "a captive portal": (Proxy(says=Says(200, body=PAGE)), "/v1", "gateway", "web_page"),
+        "a login of the proxy": (Proxy(says=Says(401, basic)), "/v1", "gateway", "login_of_proxy"),
+        "a firewall": (Proxy(says=Says(403, body=PAGE)), "/v1", "gateway", "blocked"),
+        "another web server": (Proxy(says=Says(404, body=PAGE)), "/v1", "gateway", "other_service"),
+        "another API": (Proxy(says=json_page), "/v1", "gateway", "other_service"),
+        "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "other_service"),
+        "502 of the proxy": (Proxy(says=Says(502, body=PAGE)), "/v1", "gateway", "proxy_without_gateway"),
+        "503 of the proxy": (Proxy(says=Says(503)), "/v1", "gateway", "proxy_without_gateway"),
+        "522 of the proxy": (Proxy(says=Says(522)), "/v1", "gateway", "proxy_without_gateway"),
+        "504 of the proxy": (Proxy(says=Says(504)), "/v1", "gateway", "proxy_timeout"),
+        "too many for the proxy": (Proxy(says=Says(429)), "/v1", "gateway", "limit_of_proxy"),
+        "Authorization removed": (Proxy(port, drop=["Authorization"]), "/v1", "token", "authorization_removed"),
+        "Authorization replaced": (Proxy(port, add={"Authorization": "Basic eDp5"}), "/v1", "token", "token_invalid"),
+        "no x-request-id": (Proxy(port, hide=["x-request-id"]), "/v1", "gateway", "request_id_replaced"),
+        "buffered": (Proxy(port, buffers=True), "/v1", "request", "buffered"),
+        "buffered, without an id": (
+            Proxy(port, hide=["x-request-id"], buffers=True),
+            *("/v1", "request", "maybe_buffered"),
+        ),
+        "cut": (Proxy(port, cut_after=150), "/v1", "request", "cut_on_the_way"),
+        "504 for long answers": (Proxy(port, says=Says(504), method="POST"), "/v1", "request", "proxy_timeout"),
+        "no POST": (Proxy(port, says=Says(403), method="POST"), "/v1", "request", "blocked"),
+        "too large for the proxy": (Proxy(port, says=Says(413), method="POST"), "/v1", "request", "limit_of_proxy"),
+        "POST is not answered": (Proxy(port, closes="POST"), "/v1", "request", "no_answer"),
+        "a page for POST": (Proxy(port, says=Says(200, body=PAGE), method="POST"), "/v1", "request", "web_page"),
+    }
+
+
+async def test_what_is_on_the_way(paced: Running) -> None:
+    token = await paced.token()
+    wrong: dict[str, object] = {}
+    for name, (proxy, path, subject, code) in way_through(paced.port).items():
+        async with proxy:
+            result = await diagnoses(proxy.url(path), token)
+        found = [diagnosis for diagnosis in result if diagnosis.verdict != "well"]
+        if {(diagnosis.subject, diagnosis.code) for diagnosis in found} - {SIDE_NOTE.get(name)} != (
+            {(subject, code)} if code else set()
+        ):
+            wrong[name] = result
+        assert all(diagnosis.remedy for diagnosis in found)
+        assert str(result).isprintable()
+        assert token not in str(result)
+        shown_to = {path for _, path, authorization in proxy.seen if token in authorization}
+        assert not shown_to or any("gateway answers below" in diagnosis.text for diagnosis in result)
+    assert wrong == {}
+
+
+SIDE_NOTE = {
+    "no /v1": ("address", "address_without_v1"),
+    "no /v1 behind a prefix": ("address", "address_without_v1"),
+    "Authorization replaced": ("gateway", "authorization_added"),
+    "buffered, without an id": ("gateway", "request_id_replaced"),
+}
+"""What is noted before the finding."""
+
+
+async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
+    for name, where, words in (
+        ("a redirect to https", "remedy", ["https://ai.example.com/v1"]),
+        ("a captive portal", "text", ["Airport WiFi", "fake-proxy/1.0", "status 200"]),
+        ("no /v1 behind a prefix", "remedy", ["/ai/v1"]),
+        ("a prefix that is passed on", "text", ["Known here"]),
+    ):
+        proxy, path, *_ = way_through(paced.port)[name]
+        async with proxy:
+            (*_, last) = await diagnoses(proxy.url(path))
+        assert [word for word in words if word not in getattr(last, where)] == [], last
+
+
+async def test_the_port_of_the_operator(tmp_path: Path, client: StoreClient) -> None:
+    callers = Callers(lambda: "an-admin-token-of-31-characters", ManagementTokens(client))
+    async with serving(Admin(tmp_path, callers, Exporter({})), "127.0.0.1:0") as port:
+        assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
+
+
+async def test_a_proxy_of_the_environment_is_noted(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:pass-word@127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    result = await diagnoses(gateway.base_url)
+    assert [diagnosis.code for diagnosis in result] == ["", "proxy_of_environment", "proxy_unreachable"]
+    assert "NO_PROXY" in result[1].remedy
+    assert "pass-word" not in str(result)
+
+
+async def test_a_gateway_that_stops_is_not_ready(gateway: Running) -> None:
+    gateway.gateway.draining = True
+    assert (await fault(gateway.base_url)).code == "not_ready"
+
+
+# The request reached the service and failed.
+
+
+async def test_the_token_is_missing_or_wrong(gateway: Running) -> None:
+    assert "401 token_missing" in (await fault(gateway.base_url)).text
+    assert "401 token_invalid" in (await fault(gateway.base_url, "sk-nobody-aaaaaaaa-bbbb")).text
+
+
+async def test_the_account_is_suspended(gateway: Running) -> None:
+    token = await gateway.token()
+    await gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
+    assert "403 account_inactive" in (await fault(gateway.base_url, token)).text
+
+
+async def test_the_group_is_disabled(gateway: Running) -> None:
+    assert "403 group_forbidden" in (await fault(gateway.base_url, await gateway.token(group="closed"))).text
+
+
+async def test_a_token_of_other_addresses(gateway: Running) -> None:
+    await gateway.token()
+    token = (await gateway.store.tokens.create("tester", addresses=("192.0.2.7",))).token
+    found = await fault(gateway.base_url, token)
+    assert (found.code, "port.trusted_proxies" in found.remedy) == ("token_restricted", True)
+
+
+async def test_the_model_is_wrong_and_the_right_ones_are_named(gateway: Running) -> None:
+    token = await gateway.token()
+    diagnosis = await fault(gateway.base_url, token, "gpt-77")
+    assert "gpt-77" in diagnosis.text
+    assert diagnosis.remedy == "Use one of: words, other."
+    assert "Did you mean `words`?" in (await fault(gateway.base_url, token, "Word")).remedy
+
+
+@pytest.mark.parametrize("token", ["Bearer sk-x", "sk-\nx", "sk-\u00e9", "\u201csk-x\u201d", "sk-\x00"])
+async def test_a_token_that_was_copied_wrongly_is_not_sent(gateway: Running, token: str) -> None:
+    assert (await fault(gateway.base_url, token)).code == "token_malformed"
+
+
+async def test_the_balance_is_too_low(gateway: Running) -> None:
+    assert "402 insufficient_balance" in (await fault(gateway.base_url, await gateway.token(credit=0))).text
+
+
+async def test_the_limit_is_reached(gateway: Running) -> None:
+    token = await gateway.token()
+    for _ in range(6):
+        *_, last = await diagnoses(gateway.base_url, token)
+    assert (last.verdict, last.code, last.text[:16]) == ("ill", "rate_limited", "429 rate_limited")
+
+
+@pytest.mark.parametrize(
+    ("mode", "word"), [("500", "502 upstream_error"), ("401", "502 upstream_auth_failed"), ("cut", "broke off")]
+)
+async def test_the_upstream_fails(gateway: Running, upstream: FakeUpstream, mode: str, word: str) -> None:
+    upstream.mode = mode
+    assert word in (await fault(gateway.base_url, await gateway.token())).text
+
+
+async def test_an_answer_that_the_upstream_sends_at_once_is_not_called_buffered(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    whole = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    async with (
+        Scripted([HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(whole), whole)]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        result = await diagnoses(gateway.base_url, await gateway.token())
+    assert (result[-1].verdict, "as the upstream sent it" in result[-1].text) == ("well", True)
