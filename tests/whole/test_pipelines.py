@@ -82,10 +82,10 @@ async def play(port: int, choice: random.Random, parts: list[bytes]) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await reader.read()
+        elif ending > 0.8:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:  # the gateway has closed, also where there is no connection left to end
         pass
-    if ending > 0.8:
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
 
 
