@@ -1,4 +1,4 @@
-"""Files that are written whole and survive a power failure, and the reading of small files.
+"""Files that are written whole and survive a power failure, and the reading of small files and of their versions.
 
 1. **A file appears whole or not at all**: it is written under a temporary name in the same folder, flushed to the disk, and
    only then given its name. A process that is killed leaves at most the temporary file, whose name ends in `.part`, and
@@ -38,6 +38,15 @@ def read(path: Path, max_bytes: int = 1 << 20) -> bytes:
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return data
+
+
+def version(path: Path) -> tuple[int, ...] | None:
+    """Return what differs between versions of a file, also where a symbolic link was replaced; None without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:

@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Final, Self
 
 import msgspec
 
 from gateway.alerts.signature import secrets_of
+from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.base.forked import Forked, plain, write_line
 from gateway.base.log import Logger
@@ -45,8 +45,6 @@ MAX_DEATHS: Final = 2
 """Workers that may end while an offer is open: one may have another reason."""
 
 log = Logger("gateway.runtime.active")
-
-Version = tuple[int, ...]
 
 KILLED_AFTER_S: Final = 3.0
 """How long after its limit a trial is killed. In that time the plugin that hangs is named."""
@@ -165,18 +163,9 @@ class ActiveConfig:
     def _request_reload(self, *_: object) -> None:
         self._reload_requested = True
 
-    def _versions(self) -> tuple[Version | None, ...]:
+    def _versions(self) -> tuple[tuple[int, ...] | None, ...]:
         """Return the version of the file and of each secret's file."""
-        return tuple(map(_version, (self._path, *self._secrets)))
-
-
-def _version(path: Path) -> Version | None:
-    """Return what differs between versions of a file, also when a symbolic link was replaced; None without a file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
+        return tuple(map(durable.version, (self._path, *self._secrets)))
 
 
 class ConfigReport(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ class Certificate:
         return True
 
     def _stat(self) -> tuple[tuple[int, ...] | None, ...]:
-        return tuple(_version(Path(name)) for name in (self._settings.certificate, self._settings.key))
+        return tuple(durable.version(Path(name)) for name in (self._settings.certificate, self._settings.key))
 
     def _read(self) -> ssl.SSLContext:
         """Load the pair into a new context first, so that the context in use never holds half a pair."""
@@ -97,14 +97,6 @@ async def _renew_forever(certificate: Certificate) -> None:
 def certificate_of(settings: Tls | None) -> Certificate | None:
     """Return the certificate of the public port, or None without TLS. Raises `Misconfigured`."""
     return None if settings is None else Certificate(settings)
-
-
-def _version(path: Path) -> tuple[int, ...] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _no_password() -> str:

@@ -23,6 +23,7 @@ from gateway.admin.actions.accounts import existing
 from gateway.admin.actions.action import Scope, action
 from gateway.admin.actions.inputs import check_name
 from gateway.admin.actions.local import LocalClient
+from gateway.base import durable
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import utc
 from gateway.base.log import Logger
@@ -163,11 +164,11 @@ class AdminToken:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._token = token_of(config)
-        self._version = self._look()
+        self._version = durable.version(_path(config))
 
     def __call__(self) -> str:
         """Return the token."""
-        version = self._look()
+        version = durable.version(_path(self._config))
         if version != self._version:
             self._version = version
             try:
@@ -176,13 +177,6 @@ class AdminToken:
             except GatewayError as error:
                 log.error("admin_token_refused", reason=str(error))
         return self._token
-
-    def _look(self) -> tuple[int, ...] | None:
-        try:
-            status = _path(self._config).stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
 def _path(config: Config) -> Path:
