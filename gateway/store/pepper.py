@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.base.ids import utc
 from gateway.base.log import Logger
@@ -96,16 +97,11 @@ class PepperSource:
     def of(cls, data: Path) -> PepperSource:
         """Return the source of a gateway with this data folder."""
         name = f"${VARIABLE}" if VARIABLE in os.environ else str(data / "pepper")
-        return cls(partial(pepper_of, data), partial(old_pepper_of, data), partial(_version, data), name)
+        return cls(partial(pepper_of, data), partial(old_pepper_of, data), partial(_versions, data), name)
 
 
-def _version(data: Path) -> object:
-    found: list[tuple[int, ...]] = []
-    for name in ("pepper", "pepper.old"):
-        with suppress(OSError):
-            status = (data / name).stat()
-            found.append((status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
-    return found
+def _versions(data: Path) -> object:
+    return durable.version(data / "pepper"), durable.version(data / "pepper.old")
 
 
 class Peppers:

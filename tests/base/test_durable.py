@@ -283,3 +283,17 @@ def test_a_temporary_file_that_is_being_written_is_not_removed(tmp_path: Path, m
 def aged(path: Path) -> None:
     then = time.time() - 2 * durable.YOUNGEST_S
     os.utime(path, (then, then))
+
+
+def test_a_file_overwritten_in_place_has_another_version(tmp_path: Path) -> None:
+    """Also with as many bytes and the time that it had before, as of a secret that is renewed."""
+    file = tmp_path / "key"
+    file.write_text("x" * 40)
+    before, status = durable.version(file), file.stat()
+    deadline = time.monotonic() + 5
+    while durable.version(file) == before and time.monotonic() < deadline:  # ticks of milliseconds
+        time.sleep(0.005)
+        file.write_text("y" * 40)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert durable.version(file) != before
+    assert durable.version(tmp_path / "none") is None
