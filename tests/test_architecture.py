@@ -60,7 +60,6 @@ QUESTION_WORDS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Wh
 # Exceptions of today. Each list may only shrink: an entry that is no longer needed fails its test.
 LONG_FILES: set[str] = set()
 FULL_FOLDERS: set[str] = {
-    "gateway/cli",
     "plugins",
 }
 BASES_OF_ONE: set[str] = set()

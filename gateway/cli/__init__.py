@@ -1,4 +1,4 @@
-"""The command `gateway`: one file for each subcommand. Imports `serve` and what lies below it.
+"""The command `gateway`: a file for each subject. Imports `serve` and what lies below it.
 
 The exit codes are in the file exits.py. A command whose output is closed before its end, as by `| head`, ends by SIGPIPE without a
 word.
@@ -18,7 +18,7 @@ def main() -> None:
     gc.set_threshold(COLLECT_AFTER)
     try:
         from gateway.cli.commands import program
-        from gateway.cli.output import ending_by_sigpipe
+        from gateway.cli.exits import ending_by_sigpipe
 
         with ending_by_sigpipe():
             program()()

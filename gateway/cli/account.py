@@ -1,57 +1,69 @@
-"""`gateway account`: accounts, their balances, budgets and limits."""
+"""`gateway account`: accounts with their money, limits, budgets, ledgers and archives."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
 
+from gateway.base.amounts import amount
+from gateway.base.ids import utc
+from gateway.base.text import counted
+from gateway.cli.access import account_link
 from gateway.cli.account_file import FileOption, import_, run_file
-from gateway.cli.account_link import link
 from gateway.cli.account_options import (
     TRANSACTION_OPTION,
+    BudgetOption,
     ExternalIdOption,
     GroupOption,
     IdArgument,
+    LimitOption,
     TransactionOption,
+    budgets_in_words,
+    given_budgets,
+    given_limits,
+    limits_in_words,
     not_negative,
     positive,
+    report_in_words,
 )
-from gateway.cli.account_tables import fields_of, json_of, print_account, print_accounts
-from gateway.cli.allowance import BudgetOption, LimitOption, given_budgets, given_limits, report_in_words
-from gateway.cli.archive import archive
-from gateway.cli.client import ApiOption, run_with_client
+from gateway.cli.client import ApiOption, account_at, account_of, names_in, noted, print_notes, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     YesOption,
-    amount,
     confirm,
     micros,
     nothing_given,
+    point_in_time,
+    print_csv,
     print_fields,
     print_json,
+    print_table,
+    printable,
+    refuse,
+    run_with_store,
 )
-from gateway.cli.ledger import ledger
-from gateway.cli.named import account_at, names_in, print_notes
+from gateway.store.accounts import unknown
+from gateway.store.money.archive import YOUNGEST_S, Archive, ArchiveError, Archiver
 
 if TYPE_CHECKING:
     from gateway.admin.actions.accounts import AccountNow, ChangedAccount
     from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.money import Booked
+    from gateway.admin.actions.money import Booked, Ledger
+    from gateway.chain.services import Store
     from gateway.store.accounts import Account
+    from gateway.store.money.ledger import Line
+
 
 PAGE: Final = 1000
-"""Accounts that are asked for at once."""
+"""Accounts or lines of a ledger that are asked for at once."""
 
 account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(account, name="account")
 
 
 @account.command()
@@ -305,12 +317,6 @@ def close(
     print_account(run_with_client(config, api, work), as_json)
 
 
-account.command()(ledger)
-account.command()(archive)
-account.command()(link)
-account.command("import")(import_)
-
-
 def _set_status(
     config: Path | None, api: str | None, account_id: str, status: Literal["active", "suspended"], as_json: bool
 ) -> None:
@@ -326,3 +332,242 @@ def _set_status(
 def _note(booked: Booked) -> None:
     if booked.booked_before:
         typer.echo(f"The transaction `{booked.transaction}` was booked before: nothing was changed.", err=True)
+
+
+OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
+"""Columns that are left out where the terminal has no room, the first one first."""
+
+
+def print_account(account: Account, as_json: bool) -> None:
+    """Print an account, for people or for scripts."""
+    if as_json:
+        print_json(json_of(account))
+    else:
+        print_fields(fields_of(account))
+
+
+def json_of(account: Account) -> dict[str, Any]:
+    """Return what scripts read of an account: also of one with further fields, these alone."""
+    from gateway.store.accounts import Account
+
+    return {name: getattr(account, name) for name in Account.__struct_fields__}
+
+
+def fields_of(account: Account) -> dict[str, str]:
+    """Return what people read of an account, by its names."""
+    external = {"external id": printable(account.external_id)} if account.external_id else {}
+    return {
+        "id": account.id,
+        **external,
+        "status": account.status,
+        "group": account.group,
+        "balance": amount(account.balance_micros),
+        "held": f"{amount(account.held_micros)} by {counted(account.holds, 'request')}",
+        "credit line": amount(account.credit_line_micros),
+        "models": ", ".join(account.models) or "all that the group allows",
+        "own budgets": budgets_in_words(account.budgets),
+        "own limits": limits_in_words(account.limits),
+    }
+
+
+def print_accounts(accounts: Sequence[Account]) -> None:
+    """Print accounts, and below several of them the sums of their balances and of what is held.
+
+    There is a column for external ids if there are any.
+    """
+    external = any(account.external_id for account in accounts)
+    columns = ["id", "status", "group", "balance", "held", "credit line", "own budgets", "own limits"]
+    rows = [
+        [
+            each.id,
+            str(each.status),
+            each.group,
+            amount(each.balance_micros),
+            amount(each.held_micros),
+            amount(each.credit_line_micros),
+            budgets_in_words(each.budgets, "-"),
+            limits_in_words(each.limits, "-"),
+        ]
+        for each in accounts
+    ]
+    if several := len(rows) > 1:
+        balance, held = sum(each.balance_micros for each in accounts), sum(each.held_micros for each in accounts)
+        rows.append(["total", "", "", amount(balance), amount(held), "", "", ""])
+    if external:
+        names = [printable(each.external_id) or "-" for each in accounts]
+        columns.insert(1, "external id")
+        for name, row in zip([*names, ""], rows, strict=False):
+            row.insert(1, name)
+    print_table(
+        columns,
+        rows,
+        total=several,
+        optional=OPTIONAL,
+        empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00",
+    )
+
+
+ARCHIVED: Final = "archived"
+
+
+def ledger(
+    account_id: Annotated[str, typer.Argument(metavar="ID", help="The account's id.")],
+    limit: Annotated[int, typer.Option(min=1, help="How many lines to list at most.")] = 50,
+    config: ConfigOption = None,
+    api: ApiOption = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")] = False,
+) -> None:
+    """List what changed an account's balance, newest first: credits, adjustments, and the charge of each request.
+
+    `charge`: what a request cost. `release`: a request that cost nothing. `expiry`: a request that was not settled, because its
+    gateway died, and what was charged for it; `late`: the correction of that. The last line sums up what was archived.
+
+    Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
+    """
+
+    async def work(client: ActionClient) -> tuple[str, Ledger]:
+        name = await account_at(client, account_id)
+        return name, await _read(client, name, limit)
+
+    name, found = run_with_client(config, api, work)
+    rows = [*map(_row, found.data), *_archived(found)]
+    if as_csv:
+        print_csv(rows)
+    elif as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        print_table(
+            ("time (UTC)", "kind", "amount", "request or transaction"),
+            map(_cells, rows),
+            empty=f"The ledger of `{name}` has no lines yet.",
+        )
+    if found.next:
+        typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)
+
+
+async def _read(client: ActionClient, account: str, limit: int) -> Ledger:
+    """Return the newest lines, up to `limit`, read in parts."""
+    from gateway.admin.actions import money
+    from gateway.admin.actions.money import LedgerLines
+
+    lines: list[Line] = []
+    while True:
+        query = LedgerLines(min(PAGE, limit - len(lines)), lines[-1].id if lines else "")
+        page = await money.ledger(client, account, query=query)
+        lines += page.data
+        if not page.next or len(lines) >= limit:
+            return msgspec.structs.replace(page, data=lines)
+
+
+def _row(line: Line) -> dict[str, Any]:
+    return msgspec.structs.asdict(line)
+
+
+def _archived(found: Ledger) -> Iterator[dict[str, Any]]:
+    """Yield the line for what was archived, where the list reaches it."""
+    archived = found.archived
+    if archived is not None and not found.next:
+        from gateway.store.money.ledger import Line
+
+        text = f"{archived.lines} older lines, moved by `gateway account archive`"
+        yield _row(Line("", archived.until, ARCHIVED, archived.amount_micros, reason=text))
+
+
+def _cells(row: dict[str, Any]) -> Sequence[str]:
+    subject = " ".join(filter(None, (row["request_id"], row["transaction"], row["reason"])))
+    return row["at"][:19].replace("T", " "), row["kind"], amount(row["amount_micros"]), printable(subject)
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What was moved for one account. `error`: why the rest was not."""
+
+    account: str
+    file: str
+    lines: int = 0
+    error: str = ""
+
+
+def _before_ms(text: str) -> int:
+    before_ms = point_in_time(text)
+    if before_ms > (time.time() - YOUNGEST_S) * 1000:
+        raise typer.BadParameter(
+            f"give a time at least {YOUNGEST_S / 60:.0f} minutes ago: until then, a charge may be repeated"
+        )
+    return before_ms
+
+
+def archive(
+    before: Annotated[
+        int,
+        typer.Option(
+            parser=_before_ms,
+            metavar="TIME",
+            help="Move lines from before this time: 90d, or a day as in 2026-11-21 (UTC).",
+        ),
+    ],
+    to: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The archive folder. Always use the same one, on a disk that is backed up."),
+    ],
+    account_id: Annotated[str | None, typer.Argument(metavar="ID", help="The account's id, or give `--all`.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Archive all accounts.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move old ledger lines into `DIR/ID.jsonl` to free memory of the store. Balances do not change.
+
+    Lines are written to the disk before the store deletes them. If the command is interrupted, run it again. To check the files,
+    run `gateway verify --archive DIR`.
+
+    Example: `gateway account archive --all --before 90d --to /var/lib/sluicegate/archive`
+    """
+    if every == (account_id is not None):
+        raise typer.BadParameter("give the id of one account, or --all")
+    account_id = account_id and account_of(config, account_id)
+
+    async def work(store: Store) -> int:
+        if account_id is not None and await store.accounts.get(account_id) is None:
+            raise unknown(account_id)
+        archiver, failed = Archiver(store.settling, Archive(to)), 0
+        names = [account_id] if account_id else sorted([each.id async for each in store.accounts.all()])
+        async with noted(store, "accounts.archive", account=account_id or "(all)", before=utc(before), to=str(to)):
+            for name in names:
+                moved = await _moved(archiver, name, before)
+                failed += bool(moved.error)
+                _print_moved(moved, as_json)
+        return failed
+
+    failed = run_with_store(config, work)
+    if failed:
+        raise refuse(f"{failed} ledgers were not archived completely")
+
+
+async def _moved(archiver: Archiver, account: str, before_ms: int) -> Moved:
+    """Archive one account. An error in its file does not stop the others."""
+    file = str(archiver.archive.file(account))
+    try:
+        return Moved(account, file, await archiver.move(account, before_ms))
+    except ArchiveError as error:
+        return Moved(account, file, error=str(error))
+
+
+def _print_moved(moved: Moved, as_json: bool) -> None:
+    if as_json:
+        print_json(moved)
+    elif moved.error:
+        typer.echo(f"gateway: {moved.error}", err=True)
+    elif moved.lines:
+        typer.echo(f"{moved.account}: {counted(moved.lines, 'line')} moved to {moved.file}")
+
+
+account.command()(ledger)
+account.command()(archive)
+account.command("link")(account_link)
+account.command("import")(import_)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(account, name="account")

@@ -13,9 +13,8 @@ import typer
 
 from gateway.base.errors import Misconfigured, StoreAway
 from gateway.base.text import counted, shown
-from gateway.cli.client import ApiOption, run_with_client
+from gateway.cli.client import EXTERNAL, ApiOption, run_with_client
 from gateway.cli.common import ConfigOption, JsonOption, amount, micros, print_json
-from gateway.cli.named import EXTERNAL
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
+import msgspec
 import typer
 
 from gateway.cli.account_file import TRANSACTION
-from gateway.cli.common import micros
+from gateway.cli.common import amount, micros
+from gateway.config.schema import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
+from gateway.domain.facts import AccountLimits, Budgets
 
 
 def positive(text: str) -> int:
@@ -50,3 +55,123 @@ TRANSACTION_OPTION: Final = typer.Option(
     help="An id of your choice for this transaction. It is booked once: repeating the command is safe.",
 )
 TransactionOption = Annotated[str, TRANSACTION_OPTION]
+
+
+WINDOWS: Final = Budgets.__struct_fields__
+NONE: Final = "none"
+
+
+class GivenBudget(NamedTuple):
+    """One `--budget`: the field of `Budgets`, and its value; None takes it away."""
+
+    window: str
+    value: int | None
+
+
+def _budget(text: str) -> GivenBudget:
+    window, _, value = (part.strip() for part in text.partition("="))
+    if window not in WINDOWS or not value:
+        lacks = "amount" if window in WINDOWS else "window"
+        raise typer.BadParameter(
+            f"`{text}` names no {lacks}: write day=0.50, week=2, month=5, total=100 or requests=1000"
+        )
+    if value == NONE:
+        return GivenBudget(window, None)
+    if window == "requests":
+        if not re.fullmatch(r"[1-9][0-9]{0,14}", value):
+            raise typer.BadParameter(
+                f"`{text}` is not a number of requests a day; write requests=1000, or requests={NONE}"
+            )
+        return GivenBudget(window, int(value))
+    if not 0 < (given := micros(value)) <= LARGEST_BUDGET:
+        raise typer.BadParameter(
+            f"`{text}` is no budget: give more than 0 and at most {LARGEST_BUDGET_AMOUNT}, or {window}={NONE}"
+        )
+    return GivenBudget(window, given)
+
+
+def _once(given: Sequence[GivenBudget]) -> Sequence[GivenBudget]:
+    windows = [each.window for each in given]
+    for window in windows:
+        if windows.count(window) > 1:
+            raise typer.BadParameter(f"the window {window} is given more than once")
+    return given
+
+
+BudgetOption = Annotated[
+    list[GivenBudget],
+    typer.Option(
+        "--budget",
+        parser=_budget,
+        callback=_once,
+        default_factory=list,
+        show_default=False,
+        metavar="WINDOW=AMOUNT",
+        help="A budget: day=0.50, week=2, month=5, total=100, or requests=1000 (a day); several by repeating the option. "
+        "AMOUNT `none` takes it away.",
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=LARGEST_RATE,
+        metavar="N",
+        help="A limit of its own; 0 for the configured one.",
+    ),
+]
+TokenLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=LARGEST_RATE,
+        metavar="N",
+        help="A limit of this token alone; 0 for none.",
+    ),
+]
+
+
+def given_budgets(given: Sequence[GivenBudget]) -> dict[str, int | None]:
+    """Return the fields of `Budgets` that the options set."""
+    return {each.window: each.value for each in given}
+
+
+def given_limits(
+    requests_per_minute: int | None, tokens_per_minute: int | None, concurrent: int | None
+) -> dict[str, int | None]:
+    """Return the fields of `AccountLimits` that the options set; None for those that they take away."""
+    options = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+    }
+    return {name: value or None for name, value in options.items() if value is not None}
+
+
+def report_in_words(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of a budget and its use, as people read them: `budget, day` and `0.12 of 0.50, until ...`."""
+    if "used_requests" in report:
+        name, used = "requests a day", f"{report['used_requests']} of {report['limit_requests']}"
+    else:
+        name, used = report["window"], f"{amount(report['used_micros'])} of {amount(report['limit_micros'])}"
+    until = "" if report["ends_at"] is None else f", until {report['ends_at']}"
+    return f"budget, {name}", used + until
+
+
+def budgets_in_words(budgets: Budgets, otherwise: str = NONE) -> str:
+    """Return budgets as people read them: `day 0.50, requests 100 a day`."""
+    given = _given(budgets)
+    return ", ".join(f"{name} {_limit(name, value)}" for name, value in given.items()) or otherwise
+
+
+def limits_in_words(limits: AccountLimits, otherwise: str = NONE) -> str:
+    """Return limits as people read them."""
+    return ", ".join(f"{name} {value}" for name, value in _given(limits).items()) or otherwise
+
+
+def _limit(name: str, value: int) -> str:
+    return f"{value} a day" if name == "requests" else amount(value)
+
+
+def _given(allowance: Budgets | AccountLimits) -> Mapping[str, int]:
+    return {name: value for name, value in msgspec.structs.asdict(allowance).items() if value is not None}

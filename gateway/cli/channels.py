@@ -11,8 +11,7 @@ import typer
 
 from gateway.base.ids import utc
 from gateway.base.text import counted
-from gateway.cli.channel_test import test
-from gateway.cli.client import ApiOption, run_with_client
+from gateway.cli.client import ApiOption, run_with_client, run_without_store
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -24,17 +23,13 @@ from gateway.store.channels import Condition, CredentialState
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.channels import ChannelNow
+    from gateway.admin.actions.channels import ChannelNow, Tried
+
 
 channels = typer.Typer()
 MOST_REASON: Final = 200
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the configuration.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(channels, name="channels")
 
 
 @channels.callback(invoke_without_command=True)
@@ -161,9 +156,6 @@ def credential(
     typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
 
 
-channels.command("test")(test)
-
-
 def _aside(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
     """Yield a row for each credential that is set aside."""
     for each in shown.credentials:
@@ -199,3 +191,43 @@ def _row(shown: ChannelNow) -> tuple[str, str, int, str, str]:
         "" if shown.latency_ms is None else f"{shown.latency_ms} ms",
         error,
     )
+
+
+@channels.command()
+def test(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the configuration.")],
+    model: Annotated[
+        str | None, typer.Option(help="A model of the configuration. Default: the first that this channel serves.")
+    ] = None,
+    credential: Annotated[int, typer.Option(min=0, help="The index in `api_keys`, counted from 0.")] = 0,
+    config: ConfigOption = None,
+    api: ApiOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send one small request to a channel's upstream and say how it answers. The upstream may bill it; no account is charged.
+
+    It is sent also to a channel that is disabled or cools down, and does not change its condition. The exit code is 1 unless the
+    upstream begins a stream.
+
+    Example: `gateway channels test openai --model gpt-4o-mini`
+    """
+
+    async def work(client: ActionClient) -> Tried:
+        from gateway.admin.actions import channels
+
+        return await channels.test(client, name, body=channels.Trial(model, credential))
+
+    tried = run_without_store(config, api, work)
+    if as_json:
+        print_json(tried)
+    else:
+        status = "" if tried.status is None else f" with {tried.status}"
+        answer = "answers" if tried.good else "fails"
+        typer.echo(f"{name} {answer}{status} after {tried.took_ms} ms for {tried.model}: {tried.text}")
+    if not tried.good:
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(channels, name="channels")

@@ -5,20 +5,22 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
 from gateway.base.errors import Misconfigured
-from gateway.cli.common import found, store_of
+from gateway.base.text import shown
+from gateway.cli.common import found, run_with_store, store_of
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
     from gateway.chain.services import Store
+
 
 Result = TypeVar("Result")
 
@@ -149,3 +151,54 @@ async def zone_at(client: ActionClient) -> tzinfo:
     from gateway.admin.actions import served
 
     return time_zone((await served.read_config(client)).time_zone)
+
+
+EXTERNAL: Final = "ext:"
+"""What stands before an external id where a command takes an account's id."""
+
+
+async def account_in(store: Store, name: str) -> str:
+    """Return the id of an account that is named by its id, or by `ext:` and its external id."""
+    if not name.startswith(EXTERNAL):
+        return name
+    external_id = name.removeprefix(EXTERNAL)
+    account_id = await store.external_ids.find(external_id)
+    if account_id is None:
+        from gateway.store.external_ids import no_owner
+
+        raise no_owner(external_id)
+    return account_id
+
+
+async def account_at(client: ActionClient, name: str) -> str:
+    """Do as `account_in`, with a client."""
+    if not name.startswith(EXTERNAL):
+        return name
+    from gateway.admin.actions import accounts
+
+    external_id = name.removeprefix(EXTERNAL)
+    query = accounts.AccountQuery(limit=1, external_id=external_id)
+    found = await accounts.list_(client, query=query) if external_id else None
+    if found is None or not found.data:
+        from gateway.store.external_ids import no_owner
+
+        raise no_owner(external_id)
+    return found.data[0].id
+
+
+def account_of(config: Path | None, name: str) -> str:
+    """Do as `account_in`. The store is used only for an external id."""
+    if not name.startswith(EXTERNAL):
+        return name
+    return run_with_store(config, lambda store: account_in(store, name))
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print on standard error what is probably a mistake."""
+    for note in notes:
+        typer.echo(shown(f"note: {note}"), err=True)

@@ -41,7 +41,17 @@ COMMANDS: Final = {
     "doctor": "Find out from the caller's side why requests do not arrive or fail, and what to do about it.",
     "fake-upstream": "Run an OpenAI-compatible upstream that can misbehave on purpose, until Ctrl-C.",
 }
-"""What each does, in the order in which `--help` lists them. Each is in the file of its name, which begins its own help so."""
+"""What each does, in the order in which `--help` lists them. Its own help begins so."""
+FILES: Final = {
+    "access": ("admin", "management-tokens", "audit"),
+    "configuration": ("check", "diff", "explain"),
+    "maintenance": ("alerts", "gateways", "pepper", "verify"),
+    "plugin": ("plugins", "plugin"),
+    "serve": ("serve", "init", "fake-upstream"),
+    "usage": ("usage", "trace"),
+}
+"""The commands of each file. Any other command is in the file of its name."""
+FILE_OF: Final = {name: file for file, names in FILES.items() for name in names}
 OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors that say themselves what is wrong: a disk that is full or read-only, a file of another user."""
 MARKUP: Final = None
@@ -61,7 +71,7 @@ class Commands(Mapping[str, Any]):
         if name not in COMMANDS:
             raise KeyError(name)
         app = typer.Typer(rich_markup_mode=MARKUP)
-        import_module(f"gateway.cli.{name.replace('-', '_')}").register(app)
+        import_module(f"gateway.cli.{FILE_OF.get(name, name)}").register(app)
         command = get_group(app).commands[name]
         for each in getattr(command, "commands", {}).values():
             each.short_help = first_sentence(each.help or "")

@@ -6,13 +6,15 @@ What a command may not need is imported where it is used: all of it takes longer
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -20,6 +22,7 @@ import typer
 from gateway.admin.actions.times import period
 from gateway.base.amounts import amount, parsed
 from gateway.base.errors import GatewayError, Misconfigured, StoreAway
+from gateway.base.ids import check_time
 from gateway.cli.exits import DEMO_NAMED, failed
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.document import find, shipped
@@ -27,6 +30,7 @@ from gateway.config.document import find, shipped
 if TYPE_CHECKING:
     from gateway.chain.services import Store
     from gateway.config.schema import Config
+
 
 Result = TypeVar("Result")
 
@@ -225,3 +229,57 @@ def printable(text: str) -> str:
 def refuse(text: str, kind: str = "refused") -> typer.Exit:
     """Print an error on standard error, and return the exit with the code of its kind, to be raised."""
     return failed(text, kind)
+
+
+PAUSE_S: Final = 0.1
+"""Between two changes of the line."""
+_ERASE: Final = "\r\x1b[K"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yield what shows a text in the line, in place of the one before, with the time since the start."""
+    shown_on = sys.stderr
+    began = time.monotonic()
+    last = -PAUSE_S
+
+    def show(text: str) -> None:
+        nonlocal last
+        passed = time.monotonic() - began
+        if passed - last >= PAUSE_S:
+            last = passed
+            shown_on.write(f"{_ERASE}{text}, {passed:.0f} s")
+            shown_on.flush()
+
+    if shown_on is None or not shown_on.isatty():
+        yield lambda text: None
+        return
+    try:
+        yield show
+    finally:
+        shown_on.write(_ERASE)
+        shown_on.flush()
+
+
+_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def request_id(text: str) -> str:
+    """Return an id as the usage log has it, however it is copied. Raises `typer.BadParameter`, which does not repeat it."""
+    found = text.strip(" \t\r\n\"'`,;").lower()
+    if _ID.fullmatch(found):
+        try:
+            check_time(found)
+        except ValueError:
+            pass
+        else:
+            return found
+    raise typer.BadParameter(
+        "this is not a request's id: copy the `x-request-id` of the response, as in 01a1fccb-1807-7197-9f1b-61a58aba6c92"
+    )
+
+
+RequestArgument = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.", parser=request_id),
+]

@@ -6,17 +6,15 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import yaml
 
+from gateway.admin.actions.served import describe
+from gateway.chain import loading
 from gateway.cli.common import JsonOption, print_json, refuse
 
 plugin = typer.Typer(no_args_is_help=True, help="Write and test plugins: new, check.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(plugin, name="plugin")
 
 
 @plugin.command()
@@ -95,3 +93,39 @@ def _headers(lines: list[str]) -> dict[str, str]:
     if not all(name.strip() and colon for name, colon, _ in pairs):
         raise typer.BadParameter("write it as 'Name: value'", param_hint="--header")
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def plugins(as_json: JsonOption = False) -> None:
+    """List the installed plugins: what each does, needs and provides, and its settings.
+
+    Example: `gateway plugins --json`
+    """
+    for name in sorted(loading.installed()):
+        described: dict[str, Any]
+        try:
+            described = describe(name, loading.plugin_class(name))
+        except ValueError as error:
+            described = {"name": name, "error": str(error)}
+        if as_json:
+            print_json(described)
+        else:
+            print(_in_words(described))
+
+
+def _in_words(described: dict[str, Any]) -> str:
+    lines = [f"{described['name']}: {described.get('about') or described.get('error')}"]
+    for key in ("needs", "provides"):
+        if names := described.get(key):
+            lines.append(f"  {key} {', '.join(names)}")
+    for setting in described.get("settings", ()):
+        default = (
+            msgspec.json.encode(setting["default"], enc_hook=str).decode() if "default" in setting else "must be given"
+        )
+        lines.append(f"  {setting['name']}: {setting['type']} ({default})")
+    return "\n".join(lines) + "\n"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(plugin, name="plugin")
+    app.command()(plugins)

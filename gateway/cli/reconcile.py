@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.base.ids import LAST_MS
-from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
-from gateway.cli.progress import progress
+from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, progress, refuse
 from gateway.runtime.data_folder import usage_folder
 from gateway.tools.reconcile.bill import NANOS, Columns, read
 from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, exported, logged

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import tzinfo
-from typing import TYPE_CHECKING, Annotated, Final
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 from msgspec import UNSET
 
-from gateway.cli.allowance import BudgetOption, TokenLimitOption, given_budgets, given_limits
-from gateway.cli.client import ApiOption, run_with_client, zone_at
-from gateway.cli.common import ConfigOption, JsonOption, YesOption, confirm, nothing_given, print_json
-from gateway.cli.expiry import ExpiresOption, duration
-from gateway.cli.named import account_at, names_in, print_notes
-from gateway.cli.token_tables import print_token, print_tokens
+from gateway.admin.actions.times import UNITS_S
+from gateway.cli.account_options import (
+    BudgetOption,
+    TokenLimitOption,
+    budgets_in_words,
+    given_budgets,
+    given_limits,
+    limits_in_words,
+)
+from gateway.cli.client import ApiOption, account_at, names_in, print_notes, run_with_client, zone_at
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    YesOption,
+    confirm,
+    nothing_given,
+    print_fields,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient, Page
     from gateway.admin.actions.tokens import ChangedToken, MadeToken
     from gateway.store.tokens import Token
 
+
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(token, name="token")
 
 
 def _overlap(text: str) -> int:
@@ -298,3 +310,126 @@ def delete(
         print_json({"id": token_id, "deleted": True})
     else:
         typer.echo(f"Deleted `{token_id}`.")
+
+
+NEVER: Final = "none"
+LATEST_S: Final = round(datetime(9000, 1, 1, tzinfo=UTC).timestamp())
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?")
+
+
+class Expiry(NamedTuple):
+    """One `--expires`: seconds from now, or a date in the configured time zone; neither for never."""
+
+    text: str
+    after_s: int = 0
+    date: datetime | None = None
+
+    def at(self, zone: tzinfo) -> int | None:
+        """Return the time in seconds since 1970; None for never. Raises `typer.BadParameter` for one that is past."""
+        if self.text == NEVER:
+            return None
+        now = time.time()
+        moment = int(now) + self.after_s if self.date is None else round(self.date.replace(tzinfo=zone).timestamp())
+        if moment <= now:
+            raise typer.BadParameter(f"`{self.text}` is past: it is {shown(round(now), zone)} now")
+        if moment > LATEST_S:
+            raise typer.BadParameter(f"`{self.text}` is too late: give a time before the year 9000")
+        return moment
+
+
+def duration(text: str) -> int:
+    """Convert a time such as `30d` to seconds. Raises `typer.BadParameter`."""
+    parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
+    if parts is None:
+        raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s")
+    return int(parts[1]) * UNITS_S[parts[2]]
+
+
+def expiry(text: str) -> Expiry:
+    """Convert the value of `--expires`. Raises `typer.BadParameter`."""
+    if text == NEVER:
+        return Expiry(text)
+    if _DATE.fullmatch(text):
+        with suppress(ValueError):
+            return Expiry(text, date=datetime.fromisoformat(text))
+    with suppress(typer.BadParameter):
+        return Expiry(text, duration(text))
+    raise typer.BadParameter(
+        f"`{text}` is not a time; write 30d, 12h or 90m, a date as in 2027-01-31 or 2027-01-31T18:00, or {NEVER}"
+    )
+
+
+def shown(seconds: int | None, zone: tzinfo) -> str:
+    """Return a time in words: to the minute, with the name of its zone unless it is UTC."""
+    if seconds is None:
+        return "never"
+    moment = datetime.fromtimestamp(seconds, zone)
+    return moment.strftime("%Y-%m-%d %H:%M" if zone is UTC else "%Y-%m-%d %H:%M %Z")
+
+
+ExpiresOption = Annotated[
+    Expiry | None,
+    typer.Option(
+        parser=expiry,
+        metavar="TIME",
+        help="When the token expires: 30d, 12h, 90m, or 2027-01-31, 2027-01-31T18:00 in the configuration's time zone. "
+        "A date alone is its first moment.",
+    ),
+]
+
+
+COLUMNS: Final = (
+    *("id", "name", "status", "created", "expires", "last used (hour)"),
+    *("models", "addresses", "budgets", "limits", "rotated"),
+)
+OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "models", "last used (hour)")
+"""Columns that are left out where the terminal has no room, the first one first."""
+
+
+def print_token(token: Token, zone: tzinfo, as_json: bool) -> None:
+    """Print a token, for people with times in a time zone, or for scripts."""
+    if as_json:
+        from gateway.store.tokens import Created
+
+        print_json({name: getattr(token, name) for name in Created.__struct_fields__ if hasattr(token, name)})
+    else:
+        print_fields(dict(zip(COLUMNS, _cells(token, zone), strict=True)))
+
+
+def print_tokens(tokens: Sequence[Token], zone: tzinfo, as_json: bool, *, empty: str) -> None:
+    """Print tokens as a table, or for scripts one on each line."""
+    if as_json:
+        for token in tokens:
+            print_json(token)
+    else:
+        print_table(COLUMNS, (_cells(token, zone) for token in tokens), optional=OPTIONAL, empty=empty)
+
+
+def _cells(token: Token, zone: tzinfo) -> tuple[str, ...]:
+    return (
+        token.id,
+        token.name or "-",
+        token.state,
+        *(shown(seconds, zone) for seconds in (token.created_at, token.expires_at, token.last_used)),
+        _restriction(token.models),
+        _restriction(token.addresses),
+        budgets_in_words(token.budgets, "-"),
+        limits_in_words(token.limits, "-"),
+        _rotation(token),
+    )
+
+
+def _rotation(token: Token) -> str:
+    """Return the successor of a token, or else its predecessor."""
+    if token.replaced_by:
+        return f"replaced by {token.replaced_by}"
+    return f"replaces {token.replaces}" if token.replaces else "-"
+
+
+def _restriction(names: Sequence[str]) -> str:
+    return ", ".join(names) or "any"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(token, name="token")

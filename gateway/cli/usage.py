@@ -1,20 +1,22 @@
-"""`gateway usage`: the usage log, for people and for scripts."""
+"""`gateway usage` and `gateway trace`: what arrived, how it ended, what it cost."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from gateway.cli.client import ApiOption, run_at_files, run_with_client
+from gateway.base.amounts import amount
+from gateway.cli.client import ApiOption, account_at, account_of, run_at_files, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
+    RequestArgument,
     configuration,
     end_of_time,
     point_in_time,
@@ -24,10 +26,8 @@ from gateway.cli.common import (
     printable,
     refuse,
 )
-from gateway.cli.named import account_at, account_of
-from gateway.cli.request_ids import RequestArgument
-from gateway.cli.tables import GAP
-from gateway.cli.usage_tables import cells_of, print_requests, print_sums
+from gateway.cli.exits import EXIT_CODES
+from gateway.cli.tables import GAP, note_left_out, print_table, terminal_width, width_of
 from gateway.domain.exchange import Outcome
 from gateway.runtime.data_folder import usage_folder
 from gateway.usage import queries
@@ -37,19 +37,15 @@ from gateway.usage.sums import NAMES, Selected
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.requests import RequestPage
+    from gateway.admin.actions.requests import RequestPage, Story
     from gateway.admin.actions.usage import SumLine, Summary
     from gateway.config.schema import Config
     from gateway.usage.record import Record
 
+
 usage = typer.Typer(
     no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(usage, name="usage")
 
 
 _SHORT: Final = {"token": "token_id", "error": "error_code"}
@@ -327,3 +323,143 @@ def _plain(value: object) -> str:
         return "-"
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return printable(text)
+
+
+COLUMNS: Final = (
+    *("arrived (UTC)", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),
+)
+FIRST_LINE: Final = 4
+"""The columns of a request's first line, where one line is too short for all."""
+INDENT: Final = "  "
+
+HEADINGS: Final = {
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "cache_write_tokens": "written",
+    "completion_tokens": "output",
+    "charge_micros": "charge",
+    "cost_micros": "cost",
+    "margin_micros": "margin",
+    "unknown_costs": "unknown",
+}
+OPTIONAL: Final = (
+    "cache_write_tokens",
+    "cached_tokens",
+    "completed",
+    "margin_micros",
+    "prompt_tokens",
+    "unknown_costs",
+)
+"""The sums that are left out of a table that is too wide, in this order."""
+
+
+def cells_of(record: Record) -> list[str]:
+    """Return the cells of a request."""
+    tokens = f"{record.prompt_tokens}+{record.completion_tokens}" if record.usage_source != "none" else ""
+    cells = (
+        record.arrived_at[:19].replace("T", " "),
+        record.id,
+        record.account,
+        record.channel,
+        record.model,
+        record.outcome or "under way",
+        record.error_code,
+        record.status or "",
+        tokens,
+        amount(record.charge_micros),
+        record.duration_ms,
+    )
+    return [str(cell) or "-" for cell in cells]
+
+
+def print_requests(records: Iterable[Record], *, empty: str) -> None:
+    """Print requests, each on a line if all of them fit, or else on two lines."""
+    rows = list(map(cells_of, records))
+    if not rows or width_of(COLUMNS, rows) <= terminal_width():
+        print_table(COLUMNS, rows, empty=empty)
+        return
+    table = [COLUMNS[:FIRST_LINE], *(row[:FIRST_LINE] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    print(_line(COLUMNS[:FIRST_LINE], widths))
+    for row in rows:
+        print(_line(row[:FIRST_LINE], widths))
+        print(INDENT + _in_words(*row[FIRST_LINE:]))
+
+
+def print_sums(groups: Sequence[str], totals: Sequence[Mapping[str, Any]], *, empty: str) -> None:
+    """Print sums with their total, without the columns for which the terminal has no room."""
+    total = {name: sum(row[name] for row in totals) for name in SUMS}
+    last = {name: " " if number else "total" for number, name in enumerate(groups)} | total
+    rows = [*totals, last] if totals and groups else totals
+    cells = [dict(zip(row, _cells(row), strict=True)) for row in rows]
+    names, left_out = [*groups, *SUMS], list[str]()
+    for name in OPTIONAL:
+        if width_of(_headings(names), [_of(row, names) for row in cells]) > terminal_width():
+            names.remove(name)
+            left_out.append(name)
+    print_table(_headings(names), [_of(row, names) for row in cells], empty=empty, total=bool(groups))
+    if left_out and cells:
+        note_left_out(left_out, "--csv and --json have")
+
+
+def _cells(total: Mapping[str, Any]) -> list[object]:
+    """Return the cells of a row of sums. Where no cost is known there is neither a cost nor a margin."""
+    unknown = ("cost_micros", "margin_micros") if total["unknown_costs"] == total["requests"] else ()
+    return [
+        "-" if value == "" or name in unknown else amount(value) if name.endswith("_micros") else value
+        for name, value in total.items()
+    ]
+
+
+def _headings(names: Iterable[str]) -> list[str]:
+    return [HEADINGS.get(name, name) for name in names]
+
+
+def _of(row: Mapping[str, object], names: Iterable[str]) -> list[object]:
+    return [row[name] for name in names]
+
+
+def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _in_words(model: str, outcome: str, error: str, status: str, tokens: str, charge: str, ms: str) -> str:
+    ended = " ".join(part for part in (outcome, error, status) if part != "-")
+    return GAP.join(part for part in (model, ended, tokens, charge, f"{ms} ms") if part != "-")
+
+
+def trace(
+    request_id: RequestArgument,
+    config: ConfigOption = None,
+    api: ApiOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show in a sentence what happened to a request.
+
+    The exit code is 1 if it never arrived, or if it is not found and a gateway that may know of it could not be asked.
+
+    Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
+    """
+
+    async def work(client: ActionClient) -> Story:
+        from gateway.admin.actions import requests
+
+        return await requests.trace(client, request_id)
+
+    told = run_at_files(config, api, work)
+    record = told.record
+    if as_json:
+        unasked = {"unasked": told.unasked} if record is None or told.unasked else {}
+        print_json({"id": request_id, "verdict": told.verdict, "record": record} | unasked)
+    else:
+        from gateway.admin.actions.requests import heading
+
+        typer.echo(f"{request_id}\n{told.verdict}" if record is None else f"{heading(record)}\n{told.verdict}")
+    if record is None:
+        raise typer.Exit(EXIT_CODES["not_found"][0])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(usage, name="usage")
+    app.command()(trace)

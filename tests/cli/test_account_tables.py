@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.account_tables import print_accounts
+from gateway.cli.account import print_accounts
 from gateway.domain.facts import AccountLimits, Budgets
 from gateway.store.accounts import Account, AccountStatus
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.links import redeem
-from gateway.cli import admin
+from gateway.cli import access
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
-admin.register(app)
+access.register(app)
 
 
 @pytest.fixture(autouse=True)

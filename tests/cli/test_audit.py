@@ -10,15 +10,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gateway.cli import account, audit, pepper
+from gateway.cli import access, account, maintenance
 from gateway.cli.client import who
 from gateway.store.pepper import make_pepper
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
 account.register(app)
-audit.register(app)
-pepper.register(app)
+access.register(app)
+maintenance.register(app)
 
 
 @pytest.fixture(autouse=True)

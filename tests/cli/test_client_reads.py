@@ -168,7 +168,9 @@ async def test_all_commands_that_read_print_the_same_both_ways(
     database.write([*requests, opened := arrival(id_at(now_ms + 1))])
     database.close()
     path_of(tmp_path / "usage", "2001-01").write_bytes(b"no database" * 500)
-    report = ChannelReport(failed=3, error="upstream_timeout", in_flight=2, cool_ms=60_000)
+    report = ChannelReport(
+        failed=3, error="upstream_timeout", cool_ms=600_000
+    )  # calls in flight are forgotten after seconds
     async with Store.open(load(tmp_path / "gateway.yaml").config, store_url) as store:
         await store.channels.sync("w", {"two": report})
     names = {"REQUEST": requests[3].id, "OPEN": opened.id, "NOWHERE": id_at(now_ms - 50)}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import ledger as module
+from gateway.cli import account as module
 from gateway.cli.commands import program
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client

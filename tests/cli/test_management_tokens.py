@@ -10,11 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gateway.cli import management_tokens
+from gateway.cli import access
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
-management_tokens.register(app)
+access.register(app)
 
 
 @pytest.fixture(autouse=True)

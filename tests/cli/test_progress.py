@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli import progress as module
-from gateway.cli.progress import progress
+from gateway.cli import common as module
+from gateway.cli.common import progress
 
 
 def test_a_terminal_shows_the_line_and_removes_it(

@@ -1,0 +1,540 @@
+"""Care of a running installation: alerts that wait, gateways of a store, the pepper, the check of all books (`verify`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from gateway.admin.actions.times import UNITS_S
+from gateway.base.errors import GatewayError
+from gateway.base.ids import utc
+from gateway.base.text import counted
+from gateway.cli.client import account_of, noted
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    YesOption,
+    amount,
+    configuration,
+    confirm,
+    print_fields,
+    print_json,
+    print_table,
+    progress,
+    refuse,
+    run_with_store,
+    store_of,
+)
+from gateway.runtime.data_folder import existing_folder
+from gateway.store import pepper_rotation
+from gateway.store.accounts import unknown
+from gateway.store.money.archive import Archive
+from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperRecord, PepperSource, checked
+from gateway.tools.verify import Coverage, charged_in_log, compare, damage, logged
+from gateway.usage.gaps import load
+from gateway.usage.replication import PeerGateway, forget, gateways_of, unknown_to_store
+from gateway.usage.stream import short
+
+if TYPE_CHECKING:
+    from gateway.alerts.sender import Delivery
+    from gateway.chain.services import Store
+    from gateway.config.schema import AlertSettings, Config
+
+
+SHOWN = 100
+
+alerts = typer.Typer(no_args_is_help=True, help="Send a test to the webhook (test), and show what waits for it (list).")
+
+
+@alerts.command()
+def test(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Send an event of the type `test` to the webhook, and print what it answers. The exit code is 0 for a 2xx alone.
+
+    Example: `gateway alerts test`
+    """
+    read = configuration(config)
+    settings = _settings(read)
+    began = time.monotonic()
+    id, answer = asyncio.run(_send(read, settings))  # noqa: A001
+    result: dict[str, Any] = {
+        "host": settings.host,
+        "id": id,
+        "status": answer.status or None,
+        "error": answer.error,
+        "took_ms": round((time.monotonic() - began) * 1000),
+        "answer": answer.body,
+    }
+    if as_json:
+        print_json(result)
+    elif answer.status:
+        print_fields({name: value for name, value in result.items() if value})
+    if answer.error:
+        raise refuse(f"the webhook at {settings.host} did not accept the alert: {answer.error}; {answer.cure}")
+
+
+@alerts.command(name="list")
+def show_alerts(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show the alerts that the webhook has not accepted yet, and the last that were given up after a day.
+
+    Example: `gateway alerts list --json | jq .error`
+    """
+    _settings(configuration(config))
+    rows = run_with_store(config, _rows)
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    columns = ("state", "type", "since", "attempts", "next attempt", "error", "id")
+    print_table(columns, (tuple(row.values()) for row in rows), empty="No alert waits, and none was given up.")
+
+
+async def _send(read: Config, settings: AlertSettings) -> tuple[str, Delivery]:
+    from gateway.alerts import event
+    from gateway.alerts.sender import Webhook
+    from gateway.alerts.signature import secrets_of
+
+    webhook = Webhook(settings.webhook, secrets_of(read, create=False))
+    entry = event.entry_of(event.test(socket.gethostname()))
+    try:
+        return entry.id, await webhook.post(entry.id, entry.body.encode())
+    finally:
+        await webhook.close()
+
+
+async def _rows(store: Store) -> list[dict[str, Any]]:
+    from gateway.alerts.event import Outbox
+
+    outbox = Outbox(store.client)
+    waiting = [("pending", entry, utc(at)) for entry, at in await outbox.pending(SHOWN)]
+    given_up = [("given up", entry, "") for entry in await outbox.given_up()]
+    return [
+        {
+            "state": state,
+            "type": entry.type,
+            "since": utc(entry.created_ms),
+            "attempts": entry.attempts,
+            "next_attempt": following,
+            "error": entry.error,
+            "id": entry.id,
+        }
+        for state, entry, following in waiting + given_up
+    ]
+
+
+def _settings(read: Config) -> AlertSettings:
+    """Return the section `alerts`, or exit with an error where there is none."""
+    if read.alerts is None:
+        raise refuse("the configuration has no `alerts:`; add it, as in `alerts: {webhook: https://host/path}`")
+    return read.alerts
+
+
+gateways = typer.Typer(
+    no_args_is_help=True,
+    help="List the gateways of the store, which share one usage log, or forget one that has gone for good.",
+)
+
+
+@gateways.command("list")
+def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the gateways of the store: when each was last heard of, and what the others do not have of it yet.
+
+    `behind`: seconds of the usage log that it has not read. `files`: files of records that it has not handed over to the others.
+
+    Example: `gateway gateways list`
+    """
+    found, own = run_with_store(config, _gateways)
+    if as_json:
+        for each in found:
+            print_json(_fields(each, own))
+        return
+    columns = ("name", "host", "last heard of", "state", "behind", "files", "gaps")
+    rows = [_cells(each, own) for each in found]
+    print_table(columns, rows, optional=("gaps", "files"), empty="No gateway of the store has run yet.")
+
+
+@gateways.command("forget")
+def forget_(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The gateway's name or host, as `gateway gateways list` has it.")
+    ],
+    config: ConfigOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Forget a gateway that has gone for good, with its disk: requests of it that never ended are then closed.
+
+    The records that it had not handed over are lost; the other gateways go on to say so when they are asked for a request of that
+    time. One that comes back all the same is a gateway of the store again.
+
+    Example: `gateway gateways forget 3f9a1c20`
+    """
+    run_with_store(config, lambda store: _forget(store, name, yes))
+
+
+async def _gateways(store: Store) -> tuple[list[PeerGateway], str]:
+    return await _known(store), store.usage.installation
+
+
+async def _known(store: Store) -> list[PeerGateway]:
+    """Return the gateways of the store, and those that only the disk remembers."""
+    found = await gateways_of(store.client)
+    return found + unknown_to_store(found, load(store.usage.folder).away)
+
+
+async def _forget(store: Store, name: str, yes: bool) -> None:
+    found = [each for each in await _known(store) if not each.about.forgotten_ms]
+    matching = [each for each in found if name in (each.installation, short(each.installation), each.about.host)]
+    if not matching:
+        raise refuse(f"there is no gateway `{name}`: see `gateway gateways list`", "not_found")
+    if len(matching) > 1:
+        names = ", ".join(short(each.installation) for each in matching)
+        raise refuse(f"several gateways are called `{name}`: give one of {names}")
+    (gateway,) = matching
+    if gateway.present:
+        raise refuse(f"gateway {gateway.name} runs: it was heard of at {gateway.heard}")
+    if not yes:
+        await asyncio.to_thread(
+            confirm, f"Forget gateway {gateway.name}? Records that only its disk has are then lost."
+        )
+    async with noted(store, "gateways.forget", gateway=gateway.installation):
+        await forget(store.client, gateway)
+    typer.echo(f"forgot gateway {gateway.name}, last heard of at {gateway.heard}")
+
+
+def _state(gateway: PeerGateway, own: str) -> str:
+    if gateway.about.forgotten_ms:
+        return f"forgotten at {utc(gateway.about.forgotten_ms)}"
+    state = "present" if gateway.present else "stopped" if gateway.about.stopped else "away"
+    return f"{state}, this one" if gateway.installation == own else state
+
+
+def _behind_s(gateway: PeerGateway) -> int:
+    """Return for how many seconds of the log it has not said that it has read them; entries that it reads at once count as none."""
+    return 0 if gateway.about.forgotten_ms else gateway.behind_ms // 1000
+
+
+def _fields(gateway: PeerGateway, own: str) -> dict[str, object]:
+    return {
+        "name": short(gateway.installation),
+        "installation": gateway.installation,
+        "host": gateway.about.host,
+        "heard_at": gateway.heard,
+        "state": _state(gateway, own),
+        "behind_s": _behind_s(gateway),
+        "files": gateway.about.files,
+        "gaps": [str(gap) for gap in gateway.about.gaps],
+    }
+
+
+def _cells(gateway: PeerGateway, own: str) -> list[object]:
+    values = _fields(gateway, own)
+    gaps = "; ".join(str(gap) for gap in gateway.about.gaps) or "-"
+    return [*(values[name] for name in ("name", "host", "heard_at", "state", "behind_s", "files")), gaps]
+
+
+LONGEST_S: Final = 365 * 86_400
+
+pepper = typer.Typer(
+    no_args_is_help=True,
+    help="Show where the key is that tokens are checked with (show), or change it (rotate).",
+)
+
+
+def _duration(text: str) -> int:
+    parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
+    if text != "none" and parts is None:
+        raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s, or none")
+    seconds = int(parts[1]) * UNITS_S[parts[2]] if parts else 0
+    if seconds > LONGEST_S:
+        raise typer.BadParameter("tokens of the pepper before are accepted for at most 365d")
+    return seconds
+
+
+@pepper.command("show")
+def show_pepper(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show where the pepper is, who recorded it in the store, and until when tokens of the one before are accepted.
+
+    Example: `gateway pepper show`
+    """
+    source = PepperSource.of(configuration(config).data_path)
+
+    async def work(store: Store) -> tuple[PepperRecord, int]:
+        record = await checked(store.client, source)
+        return record, await pepper_rotation.made_before(
+            store.accounts, store.tokens, record.since
+        ) if record.old else 0
+
+    record, old_tokens = run_with_store(config, work)
+    result: dict[str, Any] = {
+        "pepper": source.name,
+        "recorded_by": record.host or None,
+        "recorded_at": record.since or None,
+        "old_accepted_until": record.until if record.accepts_old() else None,
+        "old_tokens": old_tokens,
+    }
+    if as_json:
+        print_json(result)
+        return
+    times = {"recorded_at": record.since, "old_accepted_until": result["old_accepted_until"]}
+    print_fields(result | {name: _date(seconds) if seconds else "-" for name, seconds in times.items()})
+
+
+@pepper.command()
+def rotate(
+    accept_old: Annotated[
+        str, typer.Option(metavar="TIME", help="Accept tokens of the pepper before for this time: 30d, 12h, or none.")
+    ] = "30d",
+    prepare: Annotated[
+        bool, typer.Option(help="Only write the new pepper to the data folder, to be copied to other gateways first.")
+    ] = False,
+    lost: Annotated[bool, typer.Option(help="The pepper is lost: take another. Every token is void.")] = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Change the pepper. Tokens made with the one before stay valid for a time, in which their callers need others.
+
+    Gateways with the data folder of this command take the change up by themselves, within half a minute. For those with another
+    one, see what is printed.
+
+    Example: `gateway pepper rotate --accept-old 30d`
+    """
+    accept_s = _duration(accept_old)
+    data = existing_folder(configuration(config))
+    with pepper_rotation.changing(data):
+        _rotate(config, data, accept_s, prepare=prepare, lost=lost, yes=yes)
+
+
+def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lost: bool, yes: bool) -> None:
+    if lost:
+        if not yes:
+            confirm("Every token becomes void. Go on?")
+        run_with_store(config, lambda store: _replace(store, data))
+        typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
+        return
+    record = run_with_store(config, lambda store: checked(store.client, PepperSource.of(data)))
+    pending = pepper_rotation.is_pending(record, PepperSource.of(data))
+    if not pending:
+        _check_variable()
+        if record.accepts_old() and not yes:
+            question = (
+                f"Tokens of the pepper before are accepted until {_date(record.until)}. They become void now. Go on?"
+            )
+            confirm(question)
+        pepper_rotation.write_next(data)
+    if prepare:
+        typer.echo(f"{data}/pepper is the next pepper, {data}/pepper.old the present one.\n{_elsewhere(data)}")
+        typer.echo("Then run `gateway pepper rotate` once: only then tokens are made with the next one.")
+        return
+    until = int(time.time()) + accept_s
+    run_with_store(config, lambda store: _record_next(store, data, until))
+    _print_rotated(config, data, until, was_prepared=pending)
+
+
+async def _replace(store: Store, data: Path) -> None:
+    async with noted(store, "pepper.rotate", lost="every token is void"):
+        await pepper_rotation.replace(store.client, data)
+
+
+async def _record_next(store: Store, data: Path, until: int) -> None:
+    async with noted(store, "pepper.rotate", old_accepted_until=_date(until)):
+        if not await pepper_rotation.record_next(store.client, data, until):
+            raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
+
+
+def _print_rotated(config: Path | None, data: Path, until: int, *, was_prepared: bool) -> None:
+    count = run_with_store(
+        config, lambda store: pepper_rotation.made_before(store.accounts, store.tokens, int(time.time()))
+    )
+    end = f"until {_date(until)}" if until > time.time() else "no longer"
+    typer.echo(
+        f"Tokens are made with the next pepper from now on. Those of the one before ({count}) are accepted {end}:"
+    )
+    typer.echo("make others for their callers (`gateway token list`, `gateway token create`).")
+    if not was_prepared:
+        typer.echo(_elsewhere(data))
+        typer.echo("Until then they refuse tokens that are made now.")
+
+
+def _elsewhere(data: Path) -> str:
+    if VARIABLE in os.environ:
+        return (
+            f"Other gateways and commands of this store need the same ${VARIABLE} and ${OLD_VARIABLE}, and a restart."
+        )
+    return (
+        f"Other gateways of this store, with data folders of their own: copy {data}/pepper and {data}/pepper.old there."
+    )
+
+
+def _check_variable() -> None:
+    """Exit with an error where the pepper is a variable, which no command can change."""
+    if VARIABLE in os.environ:
+        raise refuse(
+            f"the pepper is ${VARIABLE}, which a command cannot change: give the present value as ${OLD_VARIABLE} and 32 random "
+            f"bytes (openssl rand -hex 32) as ${VARIABLE} to all gateways and commands of the store, restart the gateways one by "
+            "one, and run this again: nothing is refused meanwhile"
+        )
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something about one account, in a sentence that names the request."""
+
+    account: str
+    what: str
+
+
+class VerifyReport(msgspec.Struct):
+    """The result of the check.
+
+    `accounts` and `lines` (of ledgers) were checked; `unread` archived lines were taken as their sums. `agreed` requests agree
+    with the usage log, `unknown` ones could not be compared, and `notes` say why. `expired`: holds that were ended because
+    their lease is over. `stale`: costs that came too late to be charged. `wrong`: what does not agree. `damaged`: files and lines
+    that cannot be read.
+    """
+
+    accounts: int = 0
+    lines: int = 0
+    unread: int = 0
+    agreed: int = 0
+    unknown: int = 0
+    expired: list[Problem] = []
+    stale: list[Problem] = []
+    wrong: list[Problem] = []
+    damaged: list[str] | msgspec.UnsetType = msgspec.UNSET
+    notes: list[str] = []
+
+
+def verify(
+    account: Annotated[str | None, typer.Argument(metavar="ID", help="Check only this account. Default: all.")] = None,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also check the archived ledger lines in this folder.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every balance against its ledger, its holds and the usage log.
+
+    The exit code is 1 if something does not agree or cannot be read. The gateway may be running. Holds whose lease is over
+    are ended, as the gateway itself would do, and external ids whose setting was interrupted are free again. Nothing else is
+    repaired: to correct a balance, use `gateway account adjust`.
+
+    Example: `gateway verify --json`
+    """
+    report = asyncio.run(_verify_all(configuration(config), account and account_of(config, account), archive))
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+    if report.wrong or report.damaged:
+        raise typer.Exit(1)
+
+
+async def _verify_all(settings: Config, only: str | None, folder: Path | None) -> VerifyReport:
+    async with store_of(settings) as store:
+        if only is not None and await store.accounts.get(only) is None:
+            raise unknown(only)
+        coverage = await Coverage.of(store)
+        archive = Archive(folder) if folder is not None else None
+        report = VerifyReport(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
+        with progress() as show:
+            async for account in store.accounts.all():
+                if only in (None, account.id):
+                    await _verify(store, account.id, archive, coverage, report)
+                    if text := await store.external_ids.check(account):
+                        report.wrong.append(Problem(account.id, text))
+                    show(f"{counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}")
+        if only is None:
+            report.wrong += await _without_account(store)
+            if swept := await store.external_ids.sweep():
+                report.notes.append(
+                    f"{swept} external ids were free again: they were claimed by commands that were interrupted"
+                )
+    return report
+
+
+async def _verify(
+    store: Store, account: str, archive: Archive | None, coverage: Coverage, report: VerifyReport
+) -> None:
+    records = await asyncio.to_thread(logged, coverage.folder, account)
+    in_journal = frozenset(settlement.request_id for settlement in store.journal.waiting())
+    audit = await store.wallet.audit(account, archive)
+    compared = await asyncio.to_thread(compare, records, audit, in_journal, coverage)
+    report.accounts += 1
+    report.lines += audit.lines
+    report.unread += audit.unread.lines
+    report.agreed += compared.agreed
+    report.unknown += compared.unknown
+    report.wrong += [Problem(account, text) for text in audit.wrong + compared.wrong]
+    report.expired += [
+        Problem(account, f"request {request_id} was charged {amount(charged)}") for request_id, charged in audit.expired
+    ]
+    report.stale += [
+        Problem(account, f"request {request_id} cost {amount(cost)}") for request_id, cost in audit.stale.items()
+    ]
+
+
+async def _without_account(store: Store) -> list[Problem]:
+    """Return the accounts that the usage log has charges of and the store does not have."""
+    charged = await asyncio.to_thread(charged_in_log, store.usage.folder)
+    return [
+        Problem(
+            account,
+            f"{requests} requests were charged {micros} micros in the usage log, and the store has no such account",
+        )
+        for account, (requests, micros) in charged.items()
+        if await store.accounts.get(account) is None
+    ]
+
+
+def _notes(coverage: Coverage) -> list[str]:
+    notes = []
+    if coverage.waiting:
+        notes.append(
+            f"{coverage.waiting} entries of the usage log are not in its files yet; "
+            "missing records were not reported as wrong: run this again while the gateway is running"
+        )
+    return [*notes, *coverage.known.notes()]
+
+
+def _print(report: VerifyReport) -> None:
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    if report.unread:
+        typer.echo(
+            f"note: {report.unread} archived ledger lines were taken as their sums; to check them, give `--archive DIR`"
+        )
+    for problem in report.expired:
+        typer.echo(f"hold ended, its lease was over: account {problem.account}: {problem.what}")
+    for problem in report.stale:
+        typer.echo(f"too late to be charged: account {problem.account}: {problem.what}; see `gateway account adjust`")
+    for problem in report.wrong:
+        typer.echo(f"WRONG: account {problem.account}: {problem.what}")
+    damaged = report.damaged or []
+    for text in damaged:
+        typer.echo(f"DAMAGED: {text}")
+    problems = len(report.wrong) + len(damaged)
+    verdict = f"{problems} thing{' is' if problems == 1 else 's are'} wrong" if problems else "all is right"
+    agree = f"{counted(report.agreed, 'request')} agree{'s' if report.agreed == 1 else ''} with the usage log"
+    typer.echo(
+        f"{verdict}: {counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}, {agree}, "
+        f"{report.unknown} could not be compared"
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(alerts, name="alerts")
+    app.add_typer(gateways, name="gateways")
+    app.add_typer(pepper, name="pepper")
+    app.command()(verify)
