@@ -115,7 +115,9 @@ def ending_by_sigpipe() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OutputFailed as error:
-        raise SystemExit(failed(f"standard output: {error}; the output is not whole", "refused").exit_code) from None
+        raise SystemExit(
+            failed(f"standard output: {error}; the output is not whole", kind="refused").exit_code
+        ) from None
     except OutputClosed:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
