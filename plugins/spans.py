@@ -1,23 +1,31 @@
-"""The spans of one request, with the attributes of OpenTelemetry's semantic conventions for HTTP servers and for generative AI."""
+"""The spans of one request, with the attributes of OpenTelemetry's semantic conventions, and the queue in which they wait.
+
+The conventions are those for HTTP servers and for generative AI. This file imports OpenTelemetry when it is loaded, so it needs
+`sluicegate[otel]`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from opentelemetry.propagators.textmap import Getter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway import Attempt, Body, Caller, Exchange, Operation, Outcome, Trace
-from plugins.span_content import SpanContent
-from plugins.span_queue import SpanQueue
 
 NS: Final = 1_000_000_000
 RANDOM: Final = 0x02
 """The flag of a trace whose id is random (W3C Trace Context, level 2), which goes on with the trace."""
+MOST_CONTENT: Final = 32 << 20
+"""Characters of content that wait in one worker, at most. Spans beyond them are sent without."""
 
 Values = dict[str, str | int | float | bool]
 
@@ -61,6 +69,46 @@ class Tracing(Trace):
         return headers
 
 
+class SpanQueue(SpanExporter):
+    """An exporter, and the sizes of what waits for it: of `spans` at most, of which OpenTelemetry drops the oldest."""
+
+    def __init__(self, exporter: SpanExporter, spans: int) -> None:
+        self._exporter = exporter
+        self._spans = spans
+        self._sizes: deque[int] = deque()
+        self._total = 0
+        self._lock = threading.Lock()
+
+    def has_room(self, size: int) -> bool:
+        """Return whether content of this size may wait."""
+        return self._total + size <= MOST_CONTENT
+
+    def add(self, size: int) -> None:
+        """Note that a span has ended, with content of this size."""
+        with self._lock:
+            self._sizes.append(size)
+            self._total += size
+            if len(self._sizes) > self._spans:
+                self._total -= self._sizes.popleft()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send spans. They wait until they are sent."""
+        try:
+            return self._exporter.export(spans)
+        finally:
+            with self._lock:
+                for _ in range(min(len(spans), len(self._sizes))):
+                    self._total -= self._sizes.popleft()
+
+    def shutdown(self) -> None:
+        """Send nothing more."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Do nothing: what waits is not here."""
+        return True
+
+
 class Spans:
     """Makes spans. `queue`: where they wait. `channels`: their addresses.
 
@@ -100,24 +148,26 @@ class Spans:
             start_time=_ns(tracing.exchange, attempt.began),
         )
 
-    def end(self, tracing: Tracing, body: Body | None) -> None:
-        """End the spans of a request that has ended, and is traced. `body`: that of a request with attempts."""
+    def end(self, tracing: Tracing, body: Body | None, content: Values) -> None:
+        """End the spans of a request that has ended, and is traced.
+
+        `body`: the body of a request with attempts. `content`: attributes of the last CLIENT span, or without one of the SERVER
+        span. They are left out where too much content waits for the collector.
+        """
         exchange, server = tracing.exchange, tracing.server
         ended = exchange.ended or exchange.started
-        content = exchange.get(SpanContent)
-        said = {} if content is None else content.attributes()
-        size = sum(len(value) for value in said.values() if isinstance(value, str))
+        size = sum(len(value) for value in content.values() if isinstance(value, str))
         if not self._queue.has_room(size):
-            said, size = {"sluicegate.content.dropped": True}, 0
+            content, size = {"sluicegate.content.dropped": True}, 0
         if body is not None:
             for number, attempt in enumerate(exchange.attempts):
                 last = attempt is exchange.attempts[-1]
                 client = tracing.clients.get(number) or self.begin_client(tracing, attempt)
-                client.set_attributes(self._of_attempt(exchange, attempt, body, last=last) | (said if last else {}))
+                client.set_attributes(self._of_attempt(exchange, attempt, body, last=last) | (content if last else {}))
                 error = attempt.error or (_error(exchange) if last else "")
                 _end(client, error, _ns(exchange, ended if last else attempt.failed or ended))
                 self._queue.add(size if last else 0)
-        server.set_attributes(_of_request(exchange) | ({} if exchange.attempts else said))
+        server.set_attributes(_of_request(exchange) | ({} if exchange.attempts else content))
         failed = exchange.status >= 500 or exchange.outcome is Outcome.INTERNAL_ERROR
         _end(server, _error(exchange) if failed else "", _ns(exchange, ended))
         self._queue.add(0 if exchange.attempts else size)

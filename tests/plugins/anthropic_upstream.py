@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion
 
 from gateway.chat.request import joined_halves
 from gateway.testing import Running, running
-from plugins.anthropic_answer import FINISH_REASONS
+from plugins.anthropic.answer import FINISH_REASONS
 from tests.patience import PATIENCE_S
 from tests.plugins.anthropic_streams import PRICE
 from tests.whole.conftest import CHAIN

@@ -8,9 +8,8 @@ from typing import ClassVar, Final
 import msgspec
 
 from gateway import AnswerReader, ChatRequest, Dialect, Plugin
-from plugins.anthropic_answer import MessageReader
-from plugins.anthropic_errors import error_of
-from plugins.anthropic_request import message_request
+from plugins.anthropic.answer import MessageReader, error_of
+from plugins.anthropic.request import message_request
 
 SPENT: Final = ("your credit balance is too low", "you have reached your specified api usage limits")
 """How a 400 begins that is about the gateway's account, not about the request."""

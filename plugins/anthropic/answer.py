@@ -1,23 +1,27 @@
-"""The events of Anthropic's Messages, read as deltas of a chat completion.
+"""The events of Anthropic's Messages, read as deltas of a chat completion, with its usage and its errors.
 
 - Text is `content`. Thinking is `reasoning_content`, and the same in `thinking_blocks`, which has the signature of each block at
   its end: a caller sends the blocks back in its next request.
 - Each `tool_use` is a call in `tool_calls`. One without an input has the arguments `{}`.
 - Anthropic adds events, blocks, deltas and fields as it likes: what is not known, or has another type, is passed over. So are the
   blocks of tools that Anthropic runs itself, and citations.
+- Tokens of the prompt that were read from the cache or written to it count as part of it, as OpenAI counts them.
+- Each report of usage has totals, and leaves out numbers that have not changed. The output in `message_start` is the number of
+  tokens at that moment, not a part of the total.
+- A number that is no count (negative, a text, beyond 2^40) makes its side of the usage unknown, and the gateway takes no side of it
+  as certain. A fraction counts as the next whole number.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Any, Final
 
 import msgspec
 
 from gateway import AnswerDelta, AnswerReader
-from plugins.anthropic_errors import error_delta
-from plugins.anthropic_usage import MessageUsage
 
 FINISH_REASONS: Final[Mapping[str, str]] = {
     "end_turn": "stop",
@@ -39,6 +43,28 @@ BLOCKS: Final[Mapping[str, str]] = {"text_delta": "text", "thinking_delta": "thi
 """Deltas that say enough without the start of their block, and the type of it."""
 MAX_OPEN: Final = 1000
 """Blocks that may be incomplete at a time. Anthropic sends one after another."""
+READ: Final = "cache_read_input_tokens"
+WRITTEN: Final = "cache_creation_input_tokens"
+COUNTS: Final = ("input_tokens", READ, WRITTEN, "output_tokens")
+MAX_COUNT: Final = 1 << 40
+UNKNOWN: Final = -1
+MAX_REPORT: Final = 4096
+"""Bytes of a report that is kept as it came. Of a larger one the counts alone are."""
+STATUSES: Final[Mapping[str, int]] = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status that a response with an error of a type has; in a stream there is none."""
+MAX_DEPTH: Final = 8
+MAX_MESSAGE: Final = 2000
 
 
 class _Event(msgspec.Struct):
@@ -221,3 +247,95 @@ def _called(call: dict[str, Any]) -> AnswerDelta:
 def _thought(index: int, text: str) -> AnswerDelta:
     part = {"index": index, "type": "thinking", "thinking": text}
     return AnswerDelta(message={"reasoning_content": text, "thinking_blocks": [part]})
+
+
+class MessageUsage:
+    """The usage that is known of a message by now."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Any] = {}
+
+    def begun(self, told: object) -> dict[str, Any]:
+        """Return the usage of a message that has begun, as arguments of a delta."""
+        return self.told(told, begun=True)
+
+    def told(self, told: object, *, begun: bool = False) -> dict[str, Any]:
+        """Take a further report, and return all that is known, as arguments of a delta."""
+        if not isinstance(told, dict):
+            return {}
+        self._told |= {name: value for name, value in told.items() if value is not None}
+        reported = _encoded(self._told)
+        if not 0 < len(reported) <= MAX_REPORT:
+            self._told = {name: _number(self._told[name]) for name in COUNTS if name in self._told}
+            reported = _encoded(self._told)
+        if begun:
+            self._told.pop("output_tokens", None)
+        usage = in_common_shape(self._told)
+        return {"usage": usage, "reported": reported} if usage else {}
+
+
+def in_common_shape(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a usage as OpenAI writes it, with 0 for a side that is not told, and -1 for one whose numbers are no counts."""
+    parts = {name: _count(told.get(name, 0)) for name in COUNTS}
+    given, read, written, completion = parts.values()
+    prompt = given + read + written if "input_tokens" in told else 0
+    if UNKNOWN in (given, read, written):
+        prompt = UNKNOWN
+    if not (prompt or completion):
+        return {}
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if prompt > 0:
+        usage["prompt_tokens_details"] = {"cached_tokens": read, "cache_write_tokens": written}
+    details = told.get("output_tokens_details")
+    if isinstance(details, dict) and (thinking := _count(details.get("thinking_tokens"))) > 0:
+        usage["completion_tokens_details"] = {"reasoning_tokens": thinking}
+    return usage
+
+
+def _count(value: object) -> int:
+    if type(value) is float and 0 <= value <= MAX_COUNT:
+        return ceil(value)
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else UNKNOWN
+
+
+def _number(value: object) -> object:
+    return value if isinstance(value, int | float) else None
+
+
+def _encoded(told: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(told)
+    except (UnicodeEncodeError, RecursionError):  # half of a character
+        return b""
+
+
+def error_delta(data: bytes) -> AnswerDelta:
+    """Return what an event with an error says. One that is not JSON is its own message."""
+    kind, message = error_of(data)
+    if not (message or data.startswith((b"{", b"["))):
+        message = data.decode(errors="replace")[:MAX_MESSAGE]
+    return AnswerDelta(error={"message": message, "type": kind, "code": kind}, status=STATUSES.get(kind, 500))
+
+
+def error_of(data: bytes) -> tuple[str, str]:
+    """Return the type and the message of an error in JSON. Its type is `api_error`, and its message empty, where it says none."""
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        value = None
+    kind = message = ""
+    for _ in range(MAX_DEPTH):
+        if isinstance(value, list) and value:
+            value = value[0]
+        if not isinstance(value, dict):
+            break
+        kind = _text(value, "type") or kind
+        message = _text(value, "message") or _text(value, "detail") or message
+        value = value.get("error")
+    if isinstance(value, str):
+        message = value or message
+    return (kind if kind not in ("", "error") else "api_error"), message[:MAX_MESSAGE]
