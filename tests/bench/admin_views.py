@@ -114,14 +114,14 @@ def day(ago: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * 86_400))
 
 
-async def measure(desk: LocalClient) -> None:
-    database = UsageDatabase(desk.usage_folder)
+async def measure(local_client: LocalClient) -> None:
+    database = UsageDatabase(local_client.usage_folder)
 
     async def ask(title: str, work: Callable[[], Awaitable[object]]) -> None:
-        await timed(title, work, database, desk.usage_folder)
+        await timed(title, work, database, local_client.usage_folder)
 
     heading("operation")
-    newest = (await requests.list_(desk, query=Requests(limit=1))).data[0]
+    newest = (await requests.list_(local_client, query=Requests(limit=1))).data[0]
     lists = {
         "requests, 50": Requests(limit=50),
         "requests, 1000": Requests(limit=1000),
@@ -136,9 +136,9 @@ async def measure(desk: LocalClient) -> None:
         "requests by a reference": Requests(limit=50, account=LARGE, reference="none"),
     }
     for title, query in lists.items():
-        await ask(title, partial(requests.list_, desk, query=query))
-    await ask("one request", partial(requests.read, desk, newest.id))
-    await ask("the story of one request", partial(requests.trace, desk, newest.id))
+        await ask(title, partial(requests.list_, local_client, query=query))
+    await ask("one request", partial(requests.read, local_client, newest.id))
+    await ask("the story of one request", partial(requests.trace, local_client, newest.id))
     month = day(DAYS - 1)
     sums = {
         "by day": SumsQuery(),
@@ -164,14 +164,14 @@ async def measure(desk: LocalClient) -> None:
         "... of one day": SumsQuery(by="day,account,model,channel", since=day(3), until=day(3), limit=10_000),
     }
     for title, wanted in sums.items():
-        await ask(f"sums {title}", partial(usage.summary, desk, query=wanted))
-    await ask("channels", partial(channels.list_, desk))
+        await ask(f"sums {title}", partial(usage.summary, local_client, query=wanted))
+    await ask("channels", partial(channels.list_, local_client))
     database.close()
 
 
-async def first_lines(desk: LocalClient) -> None:
+async def first_lines(local_client: LocalClient) -> None:
     began = time.perf_counter()
-    file, lines = await usage.export(desk, query=Filters()), 0
+    file, lines = await usage.export(local_client, query=Filters()), 0
     async for piece in file.pieces:
         lines += piece.count("\n")
     tell("export.csv: lines/s", lines / (time.perf_counter() - began))
@@ -186,12 +186,12 @@ async def run(folder: Path, store_folder: Path) -> None:
     loaded = load(file)
     try:
         async with Store.open(loaded.config, store.url) as opened:
-            desk = LocalClient(loaded, opened, Actor("bench"))
+            local_client = LocalClient(loaded, opened, Actor("bench"))
             began = time.perf_counter()
-            await revenue.warm(desk)
+            await revenue.warm(local_client)
             tell("added up at the start: s", time.perf_counter() - began)
-            await measure(desk)
-            await first_lines(desk)
+            await measure(local_client)
+            await first_lines(local_client)
     finally:
         store.stop()
 

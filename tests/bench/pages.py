@@ -43,10 +43,10 @@ plugins: [{{use: usage-logger}}]
 """
 
 
-async def make_accounts(desk: LocalClient) -> None:
+async def make_accounts(local_client: LocalClient) -> None:
     names = [LARGE, *(f"account{number}" for number in range(ACCOUNTS))]
     for first in range(0, len(names), AT_ONCE):
-        made = (accounts.create(desk, body=NewAccount(id=name)) for name in names[first : first + AT_ONCE])
+        made = (accounts.create(local_client, body=NewAccount(id=name)) for name in names[first : first + AT_ONCE])
         await asyncio.gather(*made)
 
 
@@ -59,21 +59,21 @@ async def measure(folder: Path, url: str) -> None:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(loaded.config, url))
 
-        def desk_of(actor: Actor, key: str) -> LocalClient:
+        def client_of(actor: Actor, key: str) -> LocalClient:
             return LocalClient(loaded, store, actor, key)
 
-        desk = desk_of(Actor("bench"), "")
-        await make_accounts(desk)
+        local_client = client_of(Actor("bench"), "")
+        await make_accounts(local_client)
         callers = Callers(admin_token, ManagementTokens(store.client))
-        admin = Admin(store.usage.folder, callers, Exporter({}), desk_of, Pages(desk_of, admin_token, {}))
+        admin = Admin(store.usage.folder, callers, Exporter({}), client_of, Pages(client_of, admin_token, {}))
         port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
         base = f"http://127.0.0.1:{port}"
         client = await stack.enter_async_context(ClientSession(cookie_jar=CookieJar(unsafe=True)))
-        ticket = (await links.create(desk, body=links.NewLink())).path or ""
+        ticket = (await links.create(local_client, body=links.NewLink())).path or ""
         form = {"ticket": ticket.partition("ticket=")[2]}
         async with client.post(f"{base}/enter", data=form, headers={"Origin": base}) as response:
             assert response.status == 200
-        newest = (await requests.list_(desk, query=Requests(limit=1))).data[0]
+        newest = (await requests.list_(local_client, query=Requests(limit=1))).data[0]
         database = UsageDatabase(store.usage.folder)
         groups = "by=day&by=account&by=model&by=channel"
         heading("page")

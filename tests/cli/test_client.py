@@ -147,10 +147,12 @@ async def address(
     loaded = load(file)
     async with Store.open(loaded.config, store_url) as store:
 
-        def desk_of(actor: Actor, key: str) -> LocalClient:
+        def client_of(actor: Actor, key: str) -> LocalClient:
             return LocalClient(loaded, store, actor, key)
 
-        admin = Admin(store.usage.folder, Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), desk_of)
+        admin = Admin(
+            store.usage.folder, Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of
+        )
         async with serving(admin, "127.0.0.1:0") as port:
             yield f"http://127.0.0.1:{port}"
 

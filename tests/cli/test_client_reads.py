@@ -139,11 +139,11 @@ async def address(
         async with Store.open(loaded.config, store_url) as store:
             await store.accounts.create("alice", "default", 0, external_id="a@example.com")
 
-            def desk_of(actor: Actor, key: str) -> LocalClient:
+            def client_of(actor: Actor, key: str) -> LocalClient:
                 return LocalClient(loaded, store, actor, key)
 
             tokens = ManagementTokens(store.client)
-            admin = Admin(store.usage.folder, Callers(lambda: TOKEN, tokens), Exporter({}), desk_of)
+            admin = Admin(store.usage.folder, Callers(lambda: TOKEN, tokens), Exporter({}), client_of)
             async with serving(admin, "127.0.0.1:0") as port:
                 yield f"http://127.0.0.1:{port}"
 

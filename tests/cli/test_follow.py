@@ -115,7 +115,7 @@ async def test_without_a_port_the_files_are_followed(tmp_path: Path) -> None:
 async def test_what_ends_elsewhere_is_followed_through_a_broken_connection(
     config: Config, client: StoreClient, aiohttp_raw_server: AiohttpRawServer, tmp_path: Path
 ) -> None:
-    """A proxy breaks the first connection after two events; the command's desk goes on with the third."""
+    """A proxy breaks the first connection after two events; the command's client goes on with the third."""
     rows = usage_database(config.data_path / "usage")
     live, asked = LiveUsage(), list[str]()
 
@@ -133,8 +133,8 @@ async def test_what_ends_elsewhere_is_followed_through_a_broken_connection(
         return await live.send(cast(web.Request, request), Feed(rows.folder, selects))
 
     server = await aiohttp_raw_server(answer)
-    async with HttpClient.open(f"http://{server.host}:{server.port}", "a-token") as desk:
-        feed = await usage.live(desk, query=usage.Followed())
+    async with HttpClient.open(f"http://{server.host}:{server.port}", "a-token") as http_client:
+        feed = await usage.live(http_client, query=usage.Followed())
         assert isinstance(feed, FeedElsewhere)
         async with aclosing(cast("AsyncGenerator[Record]", feed.records())) as ended:
             waiting = await first_of(ended, rows)

@@ -113,14 +113,14 @@ async def shop(tmp_path: Path, store_url: str) -> AsyncIterator[Shop]:
     loaded = load(file)
     async with Store.open(loaded.config, store_url) as store:
 
-        def desk_of(actor: Actor, key: str) -> LocalClient:
+        def client_of(actor: Actor, key: str) -> LocalClient:
             return LocalClient(loaded, store, actor, key)
 
         await store.accounts.create("alice")
         body = NewManagementToken("payments", (Scope.MONEY,))
-        token = (await management_tokens.create(desk_of(Actor("test"), ""), body=body)).token
+        token = (await management_tokens.create(client_of(Actor("test"), ""), body=body)).token
         callers = Callers(lambda: "an-admin-token-of-31-characters", ManagementTokens(store.client))
-        admin = Admin(store.usage.folder, callers, Exporter({}), desk_of)
+        admin = Admin(store.usage.folder, callers, Exporter({}), client_of)
         shop = Shop(store, admin)
         await shop.begin()
         async with received(shop, token or ""):

@@ -29,10 +29,12 @@ async def main(file: Path, port: int) -> None:
     loaded = load(file)
     async with Store.open(loaded.config, loaded.config.redis) as store:
 
-        def desk_of(actor: Actor, key: str) -> LocalClient:
+        def client_of(actor: Actor, key: str) -> LocalClient:
             return LocalClient(loaded, store, actor, key)
 
-        admin = Admin(store.usage.folder, Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), desk_of)
+        admin = Admin(
+            store.usage.folder, Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of
+        )
         async with serving(admin, f"127.0.0.1:{port}"):
             sys.stdout.buffer.write(READY)
             sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""A desk with a real store."""
+"""A local client of actions with a real store."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ models:
 plugins: [{{use: quota}}, {{use: not-installed, name: other, enabled: false}}]
 """
 
-DeskWith = Callable[[str], LocalClient]
+LocalClientWith = Callable[[str], LocalClient]
 
 
 @pytest.fixture
-async def desk_with(tmp_path: Path, store_url: str) -> AsyncIterator[DeskWith]:
-    """A function that returns a desk where an operation is done that may be repeated with a key."""
+async def local_client_with(tmp_path: Path, store_url: str) -> AsyncIterator[LocalClientWith]:
+    """A function that returns a local client, whose actions may be repeated with a key."""
     file = tmp_path / "gateway.yaml"
     file.write_text(CONFIG.format(url=store_url, folder=tmp_path, timeout=PATIENCE_S))
     loaded = load(file)
@@ -42,14 +42,14 @@ async def desk_with(tmp_path: Path, store_url: str) -> AsyncIterator[DeskWith]:
 
 
 @pytest.fixture
-def desk(desk_with: DeskWith) -> LocalClient:
-    """A desk where no operation is repeated."""
-    return desk_with("")
+def local_client(local_client_with: LocalClientWith) -> LocalClient:
+    """A local client whose actions have no key."""
+    return local_client_with("")
 
 
 @pytest.fixture
-def rows(desk: LocalClient) -> Iterator[UsageDatabase]:
-    """The usage log that the desk reads."""
-    database = usage_database(desk.usage_folder)
+def rows(local_client: LocalClient) -> Iterator[UsageDatabase]:
+    """The usage log that the local client reads."""
+    database = usage_database(local_client.usage_folder)
     yield database
     database.close()

@@ -15,22 +15,22 @@ from gateway.admin.actions.local import Actor, LocalClient
 from gateway.admin.actions.money import NewCredit
 from gateway.base.errors import GatewayError
 from gateway.store.accounts import AccountStatus
-from tests.admin.actions.conftest import DeskWith
+from tests.admin.actions.conftest import LocalClientWith
 
 
 def changed(**fields: Any) -> AccountChange:
     return msgspec.convert(fields, AccountChange)
 
 
-async def created(desk: LocalClient, account: str, **fields: Any) -> None:
-    await accounts.create(desk, body=msgspec.convert({"id": account, **fields}, NewAccount))
+async def created(local_client: LocalClient, account: str, **fields: Any) -> None:
+    await accounts.create(local_client, body=msgspec.convert({"id": account, **fields}, NewAccount))
 
 
-async def listed(desk: LocalClient, **query: Any) -> list[str]:
+async def listed(local_client: LocalClient, **query: Any) -> list[str]:
     """Return the ids of all pages of a list."""
     ids, after = [], ""
     while True:
-        page = await accounts.list_(desk, query=msgspec.convert({"after": after, **query}, AccountQuery))
+        page = await accounts.list_(local_client, query=msgspec.convert({"after": after, **query}, AccountQuery))
         ids += [each.id for each in page.data]
         if page.next is None:
             assert not page.has_more
@@ -44,52 +44,69 @@ async def refused(work: Any) -> str:
     return caught.value.kind
 
 
-async def test_a_creation_that_is_repeated_with_its_key_finds_the_account(desk_with: DeskWith) -> None:
+async def test_a_creation_that_is_repeated_with_its_key_finds_the_account(local_client_with: LocalClientWith) -> None:
     body = NewAccount("alice", external_id="a@example.com")
-    first = await accounts.create(desk_with("one"), body=body)
-    assert await accounts.create(desk_with("one"), body=body) == first
+    first = await accounts.create(local_client_with("one"), body=body)
+    assert await accounts.create(local_client_with("one"), body=body) == first
     for key in ("two", ""):
-        assert await refused(accounts.create(desk_with(key), body=body)) == "exists"
-    await created(desk_with(""), "robert")
-    assert await refused(accounts.create(desk_with(""), body=NewAccount("robert"))) == "exists"
+        assert await refused(accounts.create(local_client_with(key), body=body)) == "exists"
+    await created(local_client_with(""), "robert")
+    assert await refused(accounts.create(local_client_with(""), body=NewAccount("robert"))) == "exists"
 
 
-async def test_accounts_are_listed_by_what_they_are_in_the_order_of_their_ids(desk: LocalClient) -> None:
-    assert await listed(desk) == []
+async def test_accounts_are_listed_by_what_they_are_in_the_order_of_their_ids(local_client: LocalClient) -> None:
+    assert await listed(local_client) == []
     for name, group, external_id in (("dora", "trial", ""), ("alice", "default", "Alice@X"), ("carol", "trial", "c")):
-        await created(desk, name, group=group, external_id=external_id)
-    assert await listed(desk) == await listed(desk, limit=1) == ["alice", "carol", "dora"]
-    assert await listed(desk, limit=1, group="trial") == ["carol", "dora"]
-    assert await listed(desk, q="LICE@") == await listed(desk, external_id="Alice@X") == ["alice"]
-    assert await listed(desk, external_id="alice@x") == await listed(desk, external_id="Alice@X", group="trial") == []
-    await accounts.change(desk, "dora", body=changed(status="suspended"))
-    assert await listed(desk, status="suspended") == ["dora"]
-    assert await listed(desk, status="active", group="trial") == ["carol"]
-    await created(desk, "bob", group="trial", external_id="alice's bob")
-    assert await listed(desk, q="alice") == ["alice", "bob"]
-    assert await listed(desk, limit=2) == ["alice", "bob", "carol", "dora"]
+        await created(local_client, name, group=group, external_id=external_id)
+    assert await listed(local_client) == await listed(local_client, limit=1) == ["alice", "carol", "dora"]
+    assert await listed(local_client, limit=1, group="trial") == ["carol", "dora"]
+    assert await listed(local_client, q="LICE@") == await listed(local_client, external_id="Alice@X") == ["alice"]
+    assert (
+        await listed(local_client, external_id="alice@x")
+        == await listed(local_client, external_id="Alice@X", group="trial")
+        == []
+    )
+    await accounts.change(local_client, "dora", body=changed(status="suspended"))
+    assert await listed(local_client, status="suspended") == ["dora"]
+    assert await listed(local_client, status="active", group="trial") == ["carol"]
+    await created(local_client, "bob", group="trial", external_id="alice's bob")
+    assert await listed(local_client, q="alice") == ["alice", "bob"]
+    assert await listed(local_client, limit=2) == ["alice", "bob", "carol", "dora"]
 
 
-async def test_what_another_process_wrote_is_listed_at_once(desk_with: DeskWith, desk: LocalClient) -> None:
-    await created(desk, "alice")
-    assert await listed(desk) == await listed(desk, status="active") == ["alice"]
-    other = LocalClient(desk.loaded, type(desk.store)(desk.store.client, desk.store.settling, desk.config), desk.actor)
+async def test_what_another_process_wrote_is_listed_at_once(
+    local_client_with: LocalClientWith, local_client: LocalClient
+) -> None:
+    await created(local_client, "alice")
+    assert await listed(local_client) == await listed(local_client, status="active") == ["alice"]
+    other = LocalClient(
+        local_client.loaded,
+        type(local_client.store)(local_client.store.client, local_client.store.settling, local_client.config),
+        local_client.actor,
+    )
     await asyncio.gather(*(created(other, f"more{number}") for number in range(30)))
     await accounts.change(other, "alice", body=changed(status="suspended"))
-    assert len(await listed(desk)) == 31
-    assert await listed(desk, status="suspended") == ["alice"]
+    assert len(await listed(local_client)) == 31
+    assert await listed(local_client, status="suspended") == ["alice"]
 
 
-async def test_a_change_leaves_what_is_not_given_and_takes_away_what_is_null(desk: LocalClient) -> None:
+async def test_a_change_leaves_what_is_not_given_and_takes_away_what_is_null(local_client: LocalClient) -> None:
     budgets, limits = {"day_micros": 5, "requests": 7}, {"concurrent": 3, "requests_per_minute": 4}
-    await created(desk, "alice", credit_line_micros=9, budgets=budgets, limits=limits, external_id="a", models=["m"])
-    before = await accounts.read(desk, "alice")
+    await created(
+        local_client, "alice", credit_line_micros=9, budgets=budgets, limits=limits, external_id="a", models=["m"]
+    )
+    before = await accounts.read(local_client, "alice")
     assert (before.budgets.day, before.limits.concurrent, before.models) == (5, 3, ("m",))
-    unchanged, stored = await accounts.change(desk, "alice", body=changed()), await desk.store.accounts.get("alice")
+    unchanged, stored = (
+        await accounts.change(local_client, "alice", body=changed()),
+        await local_client.store.accounts.get("alice"),
+    )
     assert stored is not None
     assert msgspec.structs.asdict(unchanged) == msgspec.structs.asdict(stored) | {"notes": ()}
     after = await accounts.change(
-        desk, "alice", body=changed(budgets={"day_micros": None, "week_micros": 8}, limits=None, external_id=None)
+        local_client,
+        "alice",
+        body=changed(budgets={"day_micros": None, "week_micros": 8}, limits=None, external_id=None),
     )
     assert msgspec.to_builtins(after.budgets) == msgspec.to_builtins(before.budgets) | {
         "day_micros": None,
@@ -97,13 +114,13 @@ async def test_a_change_leaves_what_is_not_given_and_takes_away_what_is_null(des
     }
     assert (after.limits.concurrent, after.external_id, after.credit_line_micros) == (None, "", 9)
     after = await accounts.change(
-        desk, "alice", body=changed(budgets=None, credit_line_micros=None, models=None, group="trial")
+        local_client, "alice", body=changed(budgets=None, credit_line_micros=None, models=None, group="trial")
     )
     assert (after.budgets.requests, after.credit_line_micros, after.models, after.group) == (None, 0, (), "trial")
-    assert await listed(desk, external_id="a") == []
-    assert await refused(accounts.change(desk, "alice", body=changed(group="nowhere"))) == "not_found"
-    await created(desk, "bob", external_id="b")
-    assert await refused(accounts.change(desk, "alice", body=changed(external_id="b"))) == "exists"
+    assert await listed(local_client, external_id="a") == []
+    assert await refused(accounts.change(local_client, "alice", body=changed(group="nowhere"))) == "not_found"
+    await created(local_client, "bob", external_id="b")
+    assert await refused(accounts.change(local_client, "alice", body=changed(external_id="b"))) == "exists"
 
 
 @pytest.mark.parametrize("fields", [{"status": "closed"}, {"balance_micros": 1}, {"budgets": {"dya": 1}}, {"group": 1}])
@@ -112,56 +129,60 @@ def test_what_cannot_be_changed_is_refused(fields: Any) -> None:
         changed(**fields)
 
 
-async def test_an_account_says_what_it_may_spend_now(desk: LocalClient) -> None:
-    await created(desk, "alice", credit_line_micros=1)
-    await money.credit(desk, "alice", body=NewCredit("t", 9_000_000))
-    assert (await accounts.read(desk, "alice")).may_spend_micros == 9_000_001
-    await accounts.change(desk, "alice", body=changed(group="trial"))
-    found = await accounts.read(desk, "alice")
+async def test_an_account_says_what_it_may_spend_now(local_client: LocalClient) -> None:
+    await created(local_client, "alice", credit_line_micros=1)
+    await money.credit(local_client, "alice", body=NewCredit("t", 9_000_000))
+    assert (await accounts.read(local_client, "alice")).may_spend_micros == 9_000_001
+    await accounts.change(local_client, "alice", body=changed(group="trial"))
+    found = await accounts.read(local_client, "alice")
     assert found.may_spend_micros == 5_000_000
     assert [(use.window, use.left) for use in found.budget_use] == [("month", 5_000_000), ("day", 9)]
     for change in ({"group": "old"}, {"group": "trial", "status": "suspended"}):
-        await accounts.change(desk, "alice", body=changed(**change))
-        assert (await accounts.read(desk, "alice")).may_spend_micros is None
+        await accounts.change(local_client, "alice", body=changed(**change))
+        assert (await accounts.read(local_client, "alice")).may_spend_micros is None
 
 
-async def test_a_closed_account_stays_closed_and_can_be_closed_again(desk: LocalClient) -> None:
-    await created(desk, "alice", external_id="a")
-    closed = await accounts.close(desk, "alice")
+async def test_a_closed_account_stays_closed_and_can_be_closed_again(local_client: LocalClient) -> None:
+    await created(local_client, "alice", external_id="a")
+    closed = await accounts.close(local_client, "alice")
     assert closed.status is AccountStatus.CLOSED
-    assert await accounts.close(desk, "alice") == closed
-    assert await refused(accounts.change(desk, "alice", body=changed(status="active"))) == "refused"
-    assert (await accounts.read(desk, "alice")).may_spend_micros is None
-    await created(desk, "bob", external_id="a")
+    assert await accounts.close(local_client, "alice") == closed
+    assert await refused(accounts.change(local_client, "alice", body=changed(status="active"))) == "refused"
+    assert (await accounts.read(local_client, "alice")).may_spend_micros is None
+    await created(local_client, "bob", external_id="a")
 
 
 @pytest.mark.parametrize("name", ["nobody", "A", "al*", "a}{b", "", "x" * 300, "gw:{a}"])
-async def test_an_account_that_is_not_there_is_not_found(desk: LocalClient, name: str) -> None:
-    for work in (accounts.read(desk, name), accounts.close(desk, name), accounts.change(desk, name, body=changed())):
+async def test_an_account_that_is_not_there_is_not_found(local_client: LocalClient, name: str) -> None:
+    for work in (
+        accounts.read(local_client, name),
+        accounts.close(local_client, name),
+        accounts.change(local_client, name, body=changed()),
+    ):
         assert await refused(work) == "not_found"
 
 
-async def test_a_credit_line_needs_the_scope_for_money(desk: LocalClient) -> None:
-    clerk = LocalClient(desk.loaded, desk.store, Actor("clerk", frozenset({Scope.ACCOUNTS})))
+async def test_a_credit_line_needs_the_scope_for_money(local_client: LocalClient) -> None:
+    clerk = LocalClient(local_client.loaded, local_client.store, Actor("clerk", frozenset({Scope.ACCOUNTS})))
     assert await refused(created(clerk, "alice", credit_line_micros=1)) == "refused"
     await created(clerk, "alice")
     assert await refused(accounts.change(clerk, "alice", body=changed(credit_line_micros=1))) == "refused"
-    await accounts.change(desk, "alice", body=changed(credit_line_micros=9))
+    await accounts.change(local_client, "alice", body=changed(credit_line_micros=9))
     assert await refused(accounts.change(clerk, "alice", body=changed(credit_line_micros=None))) == "refused"
     same = await accounts.change(clerk, "alice", body=changed(credit_line_micros=9, group="trial"))
     assert (same.credit_line_micros, same.group) == (9, "trial")
 
 
 async def test_a_credit_line_that_is_lowered_meanwhile_is_not_put_back(
-    desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clerk = LocalClient(desk.loaded, desk.store, Actor("clerk", frozenset({Scope.ACCOUNTS})))
-    await created(desk, "alice", credit_line_micros=9)
+    clerk = LocalClient(local_client.loaded, local_client.store, Actor("clerk", frozenset({Scope.ACCOUNTS})))
+    await created(local_client, "alice", credit_line_micros=9)
     existing = accounts.existing
 
     async def lowered(at: LocalClient, account: str) -> Any:
         found = await existing(at, account)
-        await desk.store.accounts.change(account, credit_line=0)
+        await local_client.store.accounts.change(account, credit_line=0)
         return found
 
     monkeypatch.setattr(accounts, "existing", lowered)
@@ -170,10 +191,10 @@ async def test_a_credit_line_that_is_lowered_meanwhile_is_not_put_back(
 
 
 @pytest.mark.parametrize("external_id", ["a\nb", "a\u202eb", "a\u2066b", "\x1b[2J"])
-async def test_an_external_id_has_one_line(desk: LocalClient, external_id: str) -> None:
-    assert await refused(created(desk, "alice", external_id=external_id)) == "refused"
-    await created(desk, "alice")
-    assert await refused(accounts.change(desk, "alice", body=changed(external_id=external_id))) == "refused"
+async def test_an_external_id_has_one_line(local_client: LocalClient, external_id: str) -> None:
+    assert await refused(created(local_client, "alice", external_id=external_id)) == "refused"
+    await created(local_client, "alice")
+    assert await refused(accounts.change(local_client, "alice", body=changed(external_id=external_id))) == "refused"
     row = imports.AccountRow(1, "bob", external_id)
-    assert len((await imports.accounts(desk, body=imports.AccountRows((row,)))).refused) == 1
-    assert await listed(desk) == ["alice"]
+    assert len((await imports.accounts(local_client, body=imports.AccountRows((row,)))).refused) == 1
+    assert await listed(local_client) == ["alice"]

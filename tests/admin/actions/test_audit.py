@@ -25,12 +25,14 @@ def pepper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "p" * 40)
 
 
-async def entries(desk: LocalClient, limit: int = 20, **query: Any) -> list[AuditEntry]:
+async def entries(local_client: LocalClient, limit: int = 20, **query: Any) -> list[AuditEntry]:
     """Return the entries of all pages."""
     found: list[AuditEntry] = []
     after = ""
     while True:
-        page = await audit.list_(desk, query=msgspec.convert({"limit": limit, "after": after, **query}, AuditLines))
+        page = await audit.list_(
+            local_client, query=msgspec.convert({"limit": limit, "after": after, **query}, AuditLines)
+        )
         assert len(page.data) <= limit
         found += page.data
         if page.next is None:
@@ -38,10 +40,10 @@ async def entries(desk: LocalClient, limit: int = 20, **query: Any) -> list[Audi
         after = page.next
 
 
-async def test_a_change_has_what_was_asked_for_and_how_it_was_before_and_after(desk: LocalClient) -> None:
-    await accounts.create(desk, body=NewAccount("alice"))
-    await accounts.change(desk, "alice", body=AccountChange(status="suspended"))
-    after, before = await entries(desk)
+async def test_a_change_has_what_was_asked_for_and_how_it_was_before_and_after(local_client: LocalClient) -> None:
+    await accounts.create(local_client, body=NewAccount("alice"))
+    await accounts.change(local_client, "alice", body=AccountChange(status="suspended"))
+    after, before = await entries(local_client)
     assert (before.operation, before.target, before.actor) == ("accounts.create", "alice", "test")
     assert (after.operation, after.path, after.body) == (
         "accounts.change",
@@ -52,87 +54,92 @@ async def test_a_change_has_what_was_asked_for_and_how_it_was_before_and_after(d
     assert after.at.endswith("Z")
 
 
-async def test_what_was_refused_has_the_reason_and_what_did_not_end_says_so(desk: LocalClient) -> None:
+async def test_what_was_refused_has_the_reason_and_what_did_not_end_says_so(local_client: LocalClient) -> None:
     with pytest.raises(GatewayError):
-        await accounts.close(desk, "nobody")
-    await AuditWriter(desk.store.client).begin("test", "accounts.close", Arguments({"account": "alice"}))
-    unfinished, refused = await entries(desk)
+        await accounts.close(local_client, "nobody")
+    await AuditWriter(local_client.store.client).begin("test", "accounts.close", Arguments({"account": "alice"}))
+    unfinished, refused = await entries(local_client)
     assert (unfinished.outcome, unfinished.code, unfinished.target) == ("unfinished", None, "alice")
     assert (refused.outcome, refused.code) == ("refused", "not_found")
 
 
-async def test_a_write_whose_store_went_away_is_unfinished(desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_whose_store_went_away_is_unfinished(
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def lost(*_: Any, **__: Any) -> Any:
         raise StoreAway("lost")
 
     monkeypatch.setattr(accounts.close, "function", lost)
     with pytest.raises(StoreAway):
-        await accounts.close(desk, "alice")
-    assert [entry.outcome for entry in await entries(desk)] == ["unfinished"]
+        await accounts.close(local_client, "alice")
+    assert [entry.outcome for entry in await entries(local_client)] == ["unfinished"]
 
 
 async def test_what_cannot_be_logged_is_not_done_and_what_was_done_is_answered(
-    desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lost(*_: Any, **__: Any) -> Any:
         raise StoreAway("lost")
 
     monkeypatch.setattr(AuditWriter, "done", lost)
-    assert (await accounts.create(desk, body=NewAccount("alice"))).id == "alice"
-    assert [entry.outcome for entry in await entries(desk)] == ["unfinished"]
+    assert (await accounts.create(local_client, body=NewAccount("alice"))).id == "alice"
+    assert [entry.outcome for entry in await entries(local_client)] == ["unfinished"]
     monkeypatch.setattr(AuditWriter, "begin", lost)
     with pytest.raises(StoreAway):
-        await accounts.close(desk, "alice")
-    assert (await accounts.read(desk, "alice")).status == "active"
+        await accounts.close(local_client, "alice")
+    assert (await accounts.read(local_client, "alice")).status == "active"
 
 
 async def test_pages_have_each_entry_once_with_its_end_also_where_writes_overlap(
-    desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "READ_AT_ONCE", 3)
-    log = AuditWriter(desk.store.client)
+    log = AuditWriter(local_client.store.client)
     lines = [await log.begin("test", "accounts.close", Arguments({"account": f"a{number}"})) for number in range(9)]
     for number in (5, 0, 8, 2, 3, 1, 7):
         await log.done(lines[number], None, number)
     await log.refused(lines[4], "conflict")
     for limit in (1, 2, 4, 9, 20):
-        found = await entries(desk, limit)
+        found = await entries(local_client, limit)
         assert [entry.id for entry in found] == lines[::-1]
         assert [entry.after for entry in found] == [8, 7, None, 5, None, 3, 2, 1, 0]
         assert [entry.outcome for entry in found if entry.after is None] == ["unfinished", "refused"]
 
 
-async def test_entries_are_selected_by_who_what_and_when(desk: LocalClient) -> None:
-    shop = LocalClient(desk.loaded, desk.store, Actor("token 1a2b shop"))
-    await accounts.create(desk, body=NewAccount("alice"))
+async def test_entries_are_selected_by_who_what_and_when(local_client: LocalClient) -> None:
+    shop = LocalClient(local_client.loaded, local_client.store, Actor("token 1a2b shop"))
+    await accounts.create(local_client, body=NewAccount("alice"))
     await accounts.create(shop, body=NewAccount("alicette"))
     await money.credit(shop, "alice", body=NewCredit("t", 5))
     made = await tokens.create(shop, "alice", body=NewToken())
-    await tokens.disable(desk, made.id)
-    assert [entry.operation for entry in await entries(desk, actor="token 1a2b")] == [
+    await tokens.disable(local_client, made.id)
+    assert [entry.operation for entry in await entries(local_client, actor="token 1a2b")] == [
         "tokens.create",
         "money.credit",
         "accounts.create",
     ]
-    assert [entry.actor for entry in await entries(desk, operation="tokens")] == ["test", "token 1a2b shop"]
-    assert len(await entries(desk, operation="accounts.create")) == 2
-    assert await entries(desk, operation="account") == []
-    assert [entry.operation for entry in await entries(desk, target="alice")] == [
+    assert [entry.actor for entry in await entries(local_client, operation="tokens")] == ["test", "token 1a2b shop"]
+    assert len(await entries(local_client, operation="accounts.create")) == 2
+    assert await entries(local_client, operation="account") == []
+    assert [entry.operation for entry in await entries(local_client, target="alice")] == [
         "tokens.disable",
         "tokens.create",
         "money.credit",
         "accounts.create",
     ]
-    assert [entry.operation for entry in await entries(desk, target=made.id)] == ["tokens.disable", "tokens.create"]
-    assert len(await entries(desk, since=1_700_000_000)) == 5
-    assert await entries(desk, since=2**36) == []
+    assert [entry.operation for entry in await entries(local_client, target=made.id)] == [
+        "tokens.disable",
+        "tokens.create",
+    ]
+    assert len(await entries(local_client, since=1_700_000_000)) == 5
+    assert await entries(local_client, since=2**36) == []
 
 
-async def test_no_entry_has_the_text_of_a_token_and_long_values_are_left_out(desk: LocalClient) -> None:
-    await accounts.create(desk, body=NewAccount("alice", models=("m" * 250,) * 30))
-    made = await tokens.create(desk, "alice", body=NewToken())
-    managing = await management_tokens.create(desk, body=NewManagementToken("shop", (Scope.READ,)))
-    found = await entries(desk)
+async def test_no_entry_has_the_text_of_a_token_and_long_values_are_left_out(local_client: LocalClient) -> None:
+    await accounts.create(local_client, body=NewAccount("alice", models=("m" * 250,) * 30))
+    made = await tokens.create(local_client, "alice", body=NewToken())
+    managing = await management_tokens.create(local_client, body=NewManagementToken("shop", (Scope.READ,)))
+    found = await entries(local_client)
     assert found[2].body == "(left out: too long)"
     text = msgspec.json.encode(found).decode()
     assert made.token is not None
@@ -142,8 +149,10 @@ async def test_no_entry_has_the_text_of_a_token_and_long_values_are_left_out(des
     assert made.id in text
 
 
-async def test_the_log_keeps_the_newest_lines_that_fit(desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = desk.store.client
+async def test_the_log_keeps_the_newest_lines_that_fit(
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = local_client.store.client
     log = AuditWriter(client)
 
     async def write(count: int, size: int) -> None:
@@ -161,7 +170,7 @@ async def test_the_log_keeps_the_newest_lines_that_fit(desk: LocalClient, monkey
     monkeypatch.setattr(local, "MAX_LINES", 10)
     await write(30, 10)
     assert await client.call("XLEN", local.KEY) == 10
-    assert len(await entries(desk)) == 10
+    assert len(await entries(local_client)) == 10
     counted = 0
     for line in await local.AuditLog(client).before("", 100):
         counted += 64 + sum(len(name) + len(value) for name, value in line.fields.items())

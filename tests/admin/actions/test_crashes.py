@@ -38,22 +38,26 @@ ROWS: Final = AccountRows(
 )
 CREDITS: Final = CreditRows((CreditRow(1, 5, "t1", id="alice"), CreditRow(2, 6, "t2", external_id="a")))
 WRITES: Final[dict[str, Write]] = {
-    "accounts.create": lambda desk: accounts.create(
-        desk, body=NewAccount("bob", "trial", 5, budgets=GivenBudgets(day=9), external_id="b")
+    "accounts.create": lambda local_client: accounts.create(
+        local_client, body=NewAccount("bob", "trial", 5, budgets=GivenBudgets(day=9), external_id="b")
     ),
-    "accounts.change": lambda desk: accounts.change(
-        desk, "alice", body=AccountChange(status="suspended", credit_line_micros=4, external_id="c")
+    "accounts.change": lambda local_client: accounts.change(
+        local_client, "alice", body=AccountChange(status="suspended", credit_line_micros=4, external_id="c")
     ),
-    "accounts.close": lambda desk: accounts.close(desk, "alice"),
-    "money.credit": lambda desk: money.credit(desk, "alice", body=NewCredit("t", 5)),
-    "money.adjust": lambda desk: money.adjust(desk, "alice", body=NewAdjustment("t", -5, "why")),
-    "tokens.create": lambda desk: tokens.create(desk, "alice", body=NewToken("new")),
-    "tokens.change": lambda desk: tokens.change(desk, TOKEN, body=TokenChange(name="other", expires_at=4_000_000_000)),
-    "tokens.disable": lambda desk: tokens.disable(desk, TOKEN),
-    "tokens.rotate": lambda desk: tokens.rotate(desk, TOKEN, body=Rotation(overlap_s=0, expires_at=4_000_000_000)),
-    "tokens.delete": lambda desk: tokens.delete(desk, TOKEN),
-    "imports.accounts": lambda desk: imports.accounts(desk, body=ROWS),
-    "imports.credits": lambda desk: imports.credits_(desk, body=CREDITS),
+    "accounts.close": lambda local_client: accounts.close(local_client, "alice"),
+    "money.credit": lambda local_client: money.credit(local_client, "alice", body=NewCredit("t", 5)),
+    "money.adjust": lambda local_client: money.adjust(local_client, "alice", body=NewAdjustment("t", -5, "why")),
+    "tokens.create": lambda local_client: tokens.create(local_client, "alice", body=NewToken("new")),
+    "tokens.change": lambda local_client: tokens.change(
+        local_client, TOKEN, body=TokenChange(name="other", expires_at=4_000_000_000)
+    ),
+    "tokens.disable": lambda local_client: tokens.disable(local_client, TOKEN),
+    "tokens.rotate": lambda local_client: tokens.rotate(
+        local_client, TOKEN, body=Rotation(overlap_s=0, expires_at=4_000_000_000)
+    ),
+    "tokens.delete": lambda local_client: tokens.delete(local_client, TOKEN),
+    "imports.accounts": lambda local_client: imports.accounts(local_client, body=ROWS),
+    "imports.credits": lambda local_client: imports.credits_(local_client, body=CREDITS),
 }
 
 
@@ -66,8 +70,8 @@ def loaded(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> L
 
 
 @asynccontextmanager
-async def desk_at(loaded: Loaded, client: Client) -> AsyncIterator[LocalClient]:
-    """Yield the desk of a process with this client, for requests with one key."""
+async def client_at(loaded: Loaded, client: Client) -> AsyncIterator[LocalClient]:
+    """Yield a local client of actions of a process with this client of the store, for requests with one key."""
     store = Store(client, client, loaded.config)
     yield LocalClient(loaded, store, Actor("test"), "the key of all requests")
     store.journal.close()
@@ -77,37 +81,37 @@ async def desk_at(loaded: Loaded, client: Client) -> AsyncIterator[LocalClient]:
 async def test_a_write_that_was_killed_after_any_command_is_completed_by_its_repetition(
     name: str, loaded: Loaded, client: Client, store_url: str
 ) -> None:
-    async with desk_at(loaded, client) as desk:
-        await prepare(desk.store)
-        before = await picture(desk.store)
-        await WRITES[name](desk)
-        done = await picture(desk.store)
+    async with client_at(loaded, client) as local_client:
+        await prepare(local_client.store)
+        before = await picture(local_client.store)
+        await WRITES[name](local_client)
+        done = await picture(local_client.store)
         assert done != before
         for commands in count(1):
-            await prepare(desk.store)
+            await prepare(local_client.store)
             dying = DyingClient.connect(store_url, timeout_s=PATIENCE_S)
             assert isinstance(dying, DyingClient)
             dying.commands = commands
             try:
-                async with desk_at(loaded, dying) as own:
+                async with client_at(loaded, dying) as own:
                     await WRITES[name](own)
                 break  # it was done before so many commands
             except Killed:
                 pass
             finally:
                 await dying.close()
-            seen = await picture(desk.store)
+            seen = await picture(local_client.store)
             lines = await client.call("XRANGE", KEY, "-", "+")
             assert seen == before or lines, "what was changed has a line in the audit log"
-            await repeated(name, desk, seen == done)
-            assert await picture(desk.store) == done, f"killed after {commands} commands"
-            await verify(desk.store)
+            await repeated(name, local_client, seen == done)
+            assert await picture(local_client.store) == done, f"killed after {commands} commands"
+            await verify(local_client.store)
         assert commands > 3
 
 
-async def repeated(name: str, desk: LocalClient, was_done: bool) -> None:
+async def repeated(name: str, local_client: LocalClient, was_done: bool) -> None:
     """Repeat a write as a client does that got no answer."""
     try:
-        await WRITES[name](desk)
+        await WRITES[name](local_client)
     except GatewayError as error:
         assert (name, error.kind, was_done) == ("tokens.delete", "not_found", True)

@@ -17,15 +17,15 @@ from gateway.store.accounts import MAX_AMOUNT, AccountError
 
 
 @pytest.fixture(autouse=True)
-async def alice(desk: LocalClient) -> None:
-    await accounts.create(desk, body=NewAccount("alice"))
+async def alice(local_client: LocalClient) -> None:
+    await accounts.create(local_client, body=NewAccount("alice"))
 
 
-async def lines(desk: LocalClient, **query: Any) -> list[Any]:
+async def lines(local_client: LocalClient, **query: Any) -> list[Any]:
     """Return the lines of all pages of the ledger of alice."""
     found, after = [], ""
     while True:
-        page = await money.ledger(desk, "alice", query=msgspec.convert({"after": after, **query}, LedgerLines))
+        page = await money.ledger(local_client, "alice", query=msgspec.convert({"after": after, **query}, LedgerLines))
         found += page.data
         if page.next is None:
             return found
@@ -38,51 +38,53 @@ async def refused(work: Any) -> str:
     return caught.value.kind
 
 
-async def test_a_credit_is_booked_once_and_another_amount_is_a_conflict(desk: LocalClient) -> None:
-    first = await money.credit(desk, "alice", body=NewCredit("t", 5))
+async def test_a_credit_is_booked_once_and_another_amount_is_a_conflict(local_client: LocalClient) -> None:
+    first = await money.credit(local_client, "alice", body=NewCredit("t", 5))
     assert (first.balance_micros, first.booked_before) == (5, False)
-    again = await money.credit(desk, "alice", body=NewCredit("t", 5))
+    again = await money.credit(local_client, "alice", body=NewCredit("t", 5))
     assert (again.balance_micros, again.booked_before) == (5, True)
-    assert await refused(money.credit(desk, "alice", body=NewCredit("t", 6))) == "conflict"
-    assert await refused(money.credit(desk, "nobody", body=NewCredit("t", 6))) == "not_found"
-    assert len(await lines(desk)) == 1
+    assert await refused(money.credit(local_client, "alice", body=NewCredit("t", 6))) == "conflict"
+    assert await refused(money.credit(local_client, "nobody", body=NewCredit("t", 6))) == "not_found"
+    assert len(await lines(local_client)) == 1
 
 
-async def test_fifty_at_once_with_one_transaction_id_give_one_line(desk: LocalClient) -> None:
+async def test_fifty_at_once_with_one_transaction_id_give_one_line(local_client: LocalClient) -> None:
     bodies = [NewCredit("t", 5 + number // 25) for number in range(50)]
-    results = await asyncio.gather(*(money.credit(desk, "alice", body=body) for body in bodies), return_exceptions=True)
+    results = await asyncio.gather(
+        *(money.credit(local_client, "alice", body=body) for body in bodies), return_exceptions=True
+    )
     booked = [result for result in results if isinstance(result, money.Booked)]
     assert [each.booked_before for each in booked].count(False) == 1
     assert len(booked) == 25
     assert all(isinstance(each, GatewayError) and each.kind == "conflict" for each in results if each not in booked)
-    assert len(await lines(desk)) == 1
-    assert await desk.store.wallet.verify("alice") == []
+    assert len(await lines(local_client)) == 1
+    assert await local_client.store.wallet.verify("alice") == []
 
 
-async def test_the_ledger_has_every_line_with_its_reason_newest_first(desk: LocalClient) -> None:
+async def test_the_ledger_has_every_line_with_its_reason_newest_first(local_client: LocalClient) -> None:
     for number in range(3):
-        await money.credit(desk, "alice", body=NewCredit(f"c{number}", 5))
-    adjusted = await money.adjust(desk, "alice", body=NewAdjustment("a", -20, "credited twice, ü"))
+        await money.credit(local_client, "alice", body=NewCredit(f"c{number}", 5))
+    adjusted = await money.adjust(local_client, "alice", body=NewAdjustment("a", -20, "credited twice, ü"))
     assert adjusted.balance_micros == -5
-    found = await lines(desk)
+    found = await lines(local_client)
     assert [(line.transaction, line.amount_micros, line.reason) for line in found] == [
         ("a", -20, "credited twice, ü"),
         *((f"c{number}", 5, None) for number in (2, 1, 0)),
     ]
-    assert await lines(desk, limit=1) == await lines(desk, limit=3) == found
-    assert await refused(money.ledger(desk, "nobody", query=LedgerLines())) == "not_found"
+    assert await lines(local_client, limit=1) == await lines(local_client, limit=3) == found
+    assert await refused(money.ledger(local_client, "nobody", query=LedgerLines())) == "not_found"
 
 
-async def test_what_the_store_could_not_count_or_keep_is_refused_in_words(desk: LocalClient) -> None:
-    await money.credit(desk, "alice", body=NewCredit("t1", MAX_AMOUNT))
+async def test_what_the_store_could_not_count_or_keep_is_refused_in_words(local_client: LocalClient) -> None:
+    await money.credit(local_client, "alice", body=NewCredit("t1", MAX_AMOUNT))
     for work, words in (
-        (money.credit(desk, "alice", body=NewCredit("t2", 1)), "too large to be exact"),
-        (money.credit(desk, "alice", body=NewCredit("t 3", 1)), "a transaction id is"),
-        (money.adjust(desk, "alice", body=NewAdjustment("t4", 1, "ü" * 300)), "at most 500 bytes"),
+        (money.credit(local_client, "alice", body=NewCredit("t2", 1)), "too large to be exact"),
+        (money.credit(local_client, "alice", body=NewCredit("t 3", 1)), "a transaction id is"),
+        (money.adjust(local_client, "alice", body=NewAdjustment("t4", 1, "ü" * 300)), "at most 500 bytes"),
     ):
         with pytest.raises(AccountError, match=words):
             await work
-    assert [line.transaction for line in await lines(desk)] == ["t1"]
+    assert [line.transaction for line in await lines(local_client)] == ["t1"]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,12 @@ def test_a_cursor_that_is_none_is_refused(after: str) -> None:
 
 
 async def test_a_closed_account_gets_no_credit_but_what_was_booked_is_told_and_can_be_corrected(
-    desk: LocalClient,
+    local_client: LocalClient,
 ) -> None:
-    await money.credit(desk, "alice", body=NewCredit("t", 5))
-    await accounts.close(desk, "alice")
+    await money.credit(local_client, "alice", body=NewCredit("t", 5))
+    await accounts.close(local_client, "alice")
     with pytest.raises(AccountError, match="closed for good: nothing was credited"):
-        await money.credit(desk, "alice", body=NewCredit("u", 5))
-    assert (await money.credit(desk, "alice", body=NewCredit("t", 5))).booked_before
-    assert (await money.adjust(desk, "alice", body=NewAdjustment("v", -5, "refunded"))).balance_micros == 0
-    assert len(await lines(desk)) == 2
+        await money.credit(local_client, "alice", body=NewCredit("u", 5))
+    assert (await money.credit(local_client, "alice", body=NewCredit("t", 5))).booked_before
+    assert (await money.adjust(local_client, "alice", body=NewAdjustment("v", -5, "refunded"))).balance_micros == 0
+    assert len(await lines(local_client)) == 2

@@ -1,4 +1,4 @@
-"""A desk elsewhere does what the one here does, with the same errors; and whatever else answers is told in a sentence."""
+"""An HTTP client of actions does what a local one does, with the same errors; any other answer is told in a sentence."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ TOKEN: Final = "an-admin-token-of-31-characters"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-def app_of(desk: LocalClient) -> Admin:
-    def desk_of(actor: Actor, key: str) -> LocalClient:
-        return LocalClient(desk.loaded, desk.store, actor, key)
+def app_of(local_client: LocalClient) -> Admin:
+    def client_of(actor: Actor, key: str) -> LocalClient:
+        return LocalClient(local_client.loaded, local_client.store, actor, key)
 
-    callers = Callers(lambda: TOKEN, ManagementTokens(desk.store.client))
-    return Admin(desk.store.usage.folder, callers, Exporter({}), desk_of)
+    callers = Callers(lambda: TOKEN, ManagementTokens(local_client.store.client))
+    return Admin(local_client.store.usage.folder, callers, Exporter({}), client_of)
 
 
 @pytest.fixture(autouse=True)
@@ -48,27 +48,27 @@ def pepper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def address(desk: LocalClient) -> AsyncIterator[str]:
-    """The address of an API that works with the store of `desk`."""
-    async with serving(app_of(desk), "127.0.0.1:0") as port:
+async def address(local_client: LocalClient) -> AsyncIterator[str]:
+    """The address of an API that works with the store of `local_client`."""
+    async with serving(app_of(local_client), "127.0.0.1:0") as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
 async def elsewhere(address: str) -> AsyncIterator[HttpClient]:
-    async with HttpClient.open(address, TOKEN) as desk:
-        yield desk
+    async with HttpClient.open(address, TOKEN) as http_client:
+        yield http_client
 
 
 @asynccontextmanager
 async def answering(handler: Handler) -> AsyncIterator[HttpClient]:
-    """Yield a desk at an address where something else answers."""
+    """Yield a client of an address where something else answers."""
     runner = web.ServerRunner(web.Server(handler))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with HttpClient.open(f"http://127.0.0.1:{runner.addresses[0][1]}", TOKEN) as desk:
-            yield desk
+        async with HttpClient.open(f"http://127.0.0.1:{runner.addresses[0][1]}", TOKEN) as http_client:
+            yield http_client
     finally:
         await runner.cleanup()
 
@@ -79,10 +79,10 @@ async def error_of(work: Awaitable[Any]) -> tuple[str, str]:
     return caught.value.kind, str(caught.value)
 
 
-async def test_what_is_done_elsewhere_is_what_is_done_here(desk: LocalClient, elsewhere: HttpClient) -> None:
+async def test_what_is_done_elsewhere_is_what_is_done_here(local_client: LocalClient, elsewhere: HttpClient) -> None:
     body = msgspec.convert({"id": "alice", "limits": {"concurrent": 3}, "external_id": "Ä b&c=d/ü"}, NewAccount)
     made = await accounts.create(elsewhere, body=body)
-    stored = await desk.store.accounts.get("alice")
+    stored = await local_client.store.accounts.get("alice")
     assert stored is not None
     assert msgspec.to_builtins(made).items() >= msgspec.to_builtins(stored).items()
     booked = await money.credit(elsewhere, "alice", body=NewCredit("t-1", 5_000_000))
@@ -98,40 +98,40 @@ async def test_what_is_done_elsewhere_is_what_is_done_here(desk: LocalClient, el
     listed = (await tokens.list_(elsewhere, "alice", query=TokenList())).data
     assert sorted(each.id for each in listed) == sorted([token.id, after.id])
     await tokens.delete(elsewhere, after.id)
-    read_here, read_there = await accounts.read(desk, "alice"), await accounts.read(elsewhere, "alice")
+    read_here, read_there = await accounts.read(local_client, "alice"), await accounts.read(elsewhere, "alice")
     assert read_here == read_there
     lines = await money.ledger(elsewhere, "alice", query=LedgerLines())
-    assert lines == await money.ledger(desk, "alice", query=LedgerLines())
+    assert lines == await money.ledger(local_client, "alice", query=LedgerLines())
 
 
 @pytest.mark.parametrize(
     "work",
     [
-        lambda desk: accounts.read(desk, "nobody"),
-        lambda desk: accounts.read(desk, ""),
-        lambda desk: accounts.read(desk, "../accounts"),
-        lambda desk: accounts.read(desk, "a{b}c?d=e#f%2F\n"),
-        lambda desk: accounts.close(desk, ".."),
-        lambda desk: accounts.create(desk, body=NewAccount("taken")),
-        lambda desk: accounts.create(desk, body=NewAccount("alice", group="nowhere")),
-        lambda desk: accounts.change(desk, "closed", body=AccountChange(status="active")),
-        lambda desk: money.credit(desk, "taken", body=NewCredit("t", 2)),
-        lambda desk: money.adjust(desk, "nobody", body=NewAdjustment("t", 2, "why")),
-        lambda desk: tokens.read(desk, "taken-00000000"),
-        lambda desk: tokens.read(desk, "no token"),
-        lambda desk: tokens.list_all(desk, query=TokenList(after="x")),
-        lambda desk: management_tokens.revoke(desk, "none"),
+        lambda client: accounts.read(client, "nobody"),
+        lambda client: accounts.read(client, ""),
+        lambda client: accounts.read(client, "../accounts"),
+        lambda client: accounts.read(client, "a{b}c?d=e#f%2F\n"),
+        lambda client: accounts.close(client, ".."),
+        lambda client: accounts.create(client, body=NewAccount("taken")),
+        lambda client: accounts.create(client, body=NewAccount("alice", group="nowhere")),
+        lambda client: accounts.change(client, "closed", body=AccountChange(status="active")),
+        lambda client: money.credit(client, "taken", body=NewCredit("t", 2)),
+        lambda client: money.adjust(client, "nobody", body=NewAdjustment("t", 2, "why")),
+        lambda client: tokens.read(client, "taken-00000000"),
+        lambda client: tokens.read(client, "no token"),
+        lambda client: tokens.list_all(client, query=TokenList(after="x")),
+        lambda client: management_tokens.revoke(client, "none"),
     ],
 )
 async def test_an_error_there_has_the_words_and_the_kind_of_the_one_here(
-    desk: LocalClient, elsewhere: HttpClient, work: Callable[[ActionClient], Awaitable[Any]]
+    local_client: LocalClient, elsewhere: HttpClient, work: Callable[[ActionClient], Awaitable[Any]]
 ) -> None:
     for account in ("taken", "closed"):
-        await accounts.create(desk, body=NewAccount(account))
-    await accounts.close(desk, "closed")
-    await money.credit(desk, "taken", body=NewCredit("t", 1))
+        await accounts.create(local_client, body=NewAccount(account))
+    await accounts.close(local_client, "closed")
+    await money.credit(local_client, "taken", body=NewCredit("t", 1))
     with pytest.raises(GatewayError) as here:
-        await work(desk)
+        await work(local_client)
     kind, words = await error_of(work(elsewhere))
     told = str(here.value)
     assert words == told[:1].lower() + told[1:].removesuffix(".")
@@ -139,9 +139,9 @@ async def test_an_error_there_has_the_words_and_the_kind_of_the_one_here(
 
 
 async def test_a_file_is_read_as_it_comes_and_wrong_tokens_are_told_so(
-    desk: LocalClient, address: str, elsewhere: HttpClient
+    local_client: LocalClient, address: str, elsewhere: HttpClient
 ) -> None:
-    here = [piece async for piece in (await usage.export(desk, query=Filters())).pieces]
+    here = [piece async for piece in (await usage.export(local_client, query=Filters())).pieces]
     there = [piece async for piece in (await usage.export(elsewhere, query=Filters())).pieces]
     assert "".join(there) == "".join(here)
     assert isinstance(await usage.live(elsewhere, query=Followed()), FeedElsewhere)
@@ -153,8 +153,8 @@ async def test_a_file_is_read_as_it_comes_and_wrong_tokens_are_told_so(
                 await anext(answer)
 
 
-async def test_a_token_without_the_scope_is_told_so(desk: LocalClient, address: str) -> None:
-    made = await management_tokens.create(desk, body=NewManagementToken("reader", (Scope.READ,)))
+async def test_a_token_without_the_scope_is_told_so(local_client: LocalClient, address: str) -> None:
+    made = await management_tokens.create(local_client, body=NewManagementToken("reader", (Scope.READ,)))
     async with HttpClient.open(address, f" {made.token}\n") as reader:
         await accounts.list_(reader, query=AccountQuery())
         assert "needs the scope `accounts`" in (await error_of(accounts.create(reader, body=NewAccount("alice"))))[1]
@@ -196,8 +196,8 @@ async def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
 
 async def test_the_prefix_may_be_given_with_the_address(address: str) -> None:
     for url in (f"{address}/", f"{address}/api/v1", f"{address}/api/v1/"):
-        async with HttpClient.open(url, TOKEN) as desk:
-            assert (await accounts.list_(desk, query=AccountQuery())).data == []
+        async with HttpClient.open(url, TOKEN) as http_client:
+            assert (await accounts.list_(http_client, query=AccountQuery())).data == []
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ async def test_an_answer_that_is_not_ours_is_told_in_a_sentence(
     async def handler(_: web.BaseRequest) -> web.Response:
         return answer()
 
-    async with answering(handler) as desk:
-        kind, words = await error_of(accounts.list_(desk, query=AccountQuery()))
+    async with answering(handler) as http_client:
+        kind, words = await error_of(accounts.list_(http_client, query=AccountQuery()))
     assert kind == "misconfigured"
     assert reason in words
     assert TOKEN not in words
@@ -238,8 +238,8 @@ async def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.Monkey
     async def handler(_: web.BaseRequest) -> web.Response:
         return web.Response(text="x" * 100_000)
 
-    async with answering(handler) as desk:
-        assert "answers with more than" in (await error_of(accounts.list_(desk, query=AccountQuery())))[1]
+    async with answering(handler) as http_client:
+        assert "answers with more than" in (await error_of(accounts.list_(http_client, query=AccountQuery())))[1]
 
 
 async def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
@@ -255,9 +255,9 @@ async def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
             return web.json_response({"data": []})
         return web.json_response(booked)
 
-    async with answering(handler) as desk:
-        assert (await accounts.list_(desk, query=AccountQuery())).data == []
-        assert (await money.credit(desk, "alice", body=NewCredit("t", 1))).balance_micros == 1
+    async with answering(handler) as http_client:
+        assert (await accounts.list_(http_client, query=AccountQuery())).data == []
+        assert (await money.credit(http_client, "alice", body=NewCredit("t", 1))).balance_micros == 1
     reads, writes = seen[:2], seen[2:]
     assert reads == [None, None]
     assert writes[0] == writes[1] is not None
@@ -269,10 +269,10 @@ async def test_two_lost_answers_end_it_and_say_what_is_not_known() -> None:
         request.transport.abort()
         return web.Response()
 
-    async with answering(handler) as desk:
-        kind, words = await error_of(accounts.list_(desk, query=AccountQuery()))
+    async with answering(handler) as http_client:
+        kind, words = await error_of(accounts.list_(http_client, query=AccountQuery()))
         assert (kind, "not known" in words) == ("store_away", False)
-        kind, words = await error_of(money.credit(desk, "alice", body=NewCredit("t", 1)))
+        kind, words = await error_of(money.credit(http_client, "alice", body=NewCredit("t", 1)))
         assert (kind, "Whether the change was made is not known" in words) == ("store_away", True)
 
 
@@ -280,11 +280,11 @@ async def test_nothing_that_listens_and_nothing_that_answers_are_told(monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as silent:
         free = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(remote, "ANSWER_S", 0.2)
-        async with HttpClient.open(free, TOKEN) as desk:
-            assert "nothing came within 0.2 s" in (await error_of(accounts.list_(desk, query=AccountQuery())))[1]
-    async with HttpClient.open(free, TOKEN) as desk:
+        async with HttpClient.open(free, TOKEN) as http_client:
+            assert "nothing came within 0.2 s" in (await error_of(accounts.list_(http_client, query=AccountQuery())))[1]
+    async with HttpClient.open(free, TOKEN) as http_client:
         with pytest.raises(StoreAway, match="does not answer"):
-            await accounts.list_(desk, query=AccountQuery())
+            await accounts.list_(http_client, query=AccountQuery())
 
 
 async def test_a_write_that_another_attempt_has_begun_is_waited_for() -> None:
@@ -296,14 +296,14 @@ async def test_a_write_that_another_attempt_has_begun_is_waited_for() -> None:
             return web.Response(status=204)
         return web.json_response({"error": {"message": "Wait.", "code": "idempotency_key_in_use"}}, status=status)
 
-    async with answering(handler) as desk:
-        await tokens.delete(desk, "alice-00000000")
+    async with answering(handler) as http_client:
+        await tokens.delete(http_client, "alice-00000000")
     assert answers == []
 
 
-async def test_a_desk_of_a_gateway_whose_store_is_away_says_so(desk: LocalClient) -> None:
+async def test_a_client_of_a_gateway_whose_store_is_away_says_so(local_client: LocalClient) -> None:
     async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(serving(app_of(desk), "127.0.0.1:0"))
+        port = await stack.enter_async_context(serving(app_of(local_client), "127.0.0.1:0"))
         there = await stack.enter_async_context(HttpClient.open(f"http://127.0.0.1:{port}", TOKEN))
 
         def away(*_: object) -> asyncio.Future[Any]:
@@ -311,6 +311,6 @@ async def test_a_desk_of_a_gateway_whose_store_is_away_says_so(desk: LocalClient
             failed.set_exception(StoreAway("not there"))
             return failed
 
-        desk.store.client.submit = away  # type: ignore[method-assign]
+        local_client.store.client.submit = away  # type: ignore[method-assign]
         for work in (accounts.list_(there, query=AccountQuery()), accounts.create(there, body=NewAccount("alice"))):
             assert await error_of(work) == ("store_away", "the store does not answer: try again")

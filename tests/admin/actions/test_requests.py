@@ -44,15 +44,15 @@ def written(rows: UsageDatabase) -> list[Record]:
     return found
 
 
-async def asked(desk: LocalClient, **query: Any) -> RequestPage:
-    return await requests.list_(desk, query=msgspec.convert(query, Requests))
+async def asked(local_client: LocalClient, **query: Any) -> RequestPage:
+    return await requests.list_(local_client, query=msgspec.convert(query, Requests))
 
 
-async def listed(desk: LocalClient, **query: Any) -> list[Record]:
+async def listed(local_client: LocalClient, **query: Any) -> list[Record]:
     """Return what all pages have."""
     found, after = list[Record](), ""
     while True:
-        page = await asked(desk, after=after, **query)
+        page = await asked(local_client, after=after, **query)
         found += page.data
         assert page.has_more == (page.next is not None)
         if page.next is None:
@@ -61,10 +61,10 @@ async def listed(desk: LocalClient, **query: Any) -> list[Record]:
 
 
 @pytest.mark.parametrize("limit", [1, 5, 100])
-async def test_all_are_listed_newest_first(desk: LocalClient, rows: UsageDatabase, limit: int) -> None:
-    assert await listed(desk) == []
+async def test_all_are_listed_newest_first(local_client: LocalClient, rows: UsageDatabase, limit: int) -> None:
+    assert await listed(local_client) == []
     found = written(rows)
-    assert await listed(desk, limit=limit) == found[::-1]
+    assert await listed(local_client, limit=limit) == found[::-1]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_all_are_listed_newest_first(desk: LocalClient, rows: UsageDatabas
 )
 @pytest.mark.parametrize("scanned", [1, 20_000])
 async def test_those_are_listed_to_which_all_applies(
-    desk: LocalClient,
+    local_client: LocalClient,
     rows: UsageDatabase,
     monkeypatch: pytest.MonkeyPatch,
     query: dict[str, str],
@@ -97,26 +97,28 @@ async def test_those_are_listed_to_which_all_applies(
 ) -> None:
     found = written(rows)
     monkeypatch.setattr(module, "SCANNED", scanned)
-    assert await listed(desk, **query) == [found[number] for number in numbers]
+    assert await listed(local_client, **query) == [found[number] for number in numbers]
 
 
-async def test_an_id_is_found_by_what_it_begins_with(desk: LocalClient, rows: UsageDatabase) -> None:
+async def test_an_id_is_found_by_what_it_begins_with(local_client: LocalClient, rows: UsageDatabase) -> None:
     found = written(rows)
-    assert await listed(desk, id=found[7].id) == [found[7]]
-    assert await listed(desk, id=found[7].id[:-20]) == [found[7]]
-    assert await listed(desk, id=found[7].id[:4], account="bbb") == [found[number] for number in (9, 7, 5, 3, 1)]
-    assert await listed(desk, id="ffff") == []
+    assert await listed(local_client, id=found[7].id) == [found[7]]
+    assert await listed(local_client, id=found[7].id[:-20]) == [found[7]]
+    assert await listed(local_client, id=found[7].id[:4], account="bbb") == [
+        found[number] for number in (9, 7, 5, 3, 1)
+    ]
+    assert await listed(local_client, id="ffff") == []
 
 
 async def test_a_page_ends_in_time_where_few_match(
-    desk: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = written(rows)
     monkeypatch.setattr(module, "SCANNED", 1)
     monkeypatch.setattr(module, "LONGEST_S", -1.0)
-    page = await asked(desk, error_code="insufficient_balance")
+    page = await asked(local_client, error_code="insufficient_balance")
     assert (page.data, page.next) == ([], found[11].id)
-    assert await listed(desk, error_code="insufficient_balance") == [found[3]]
+    assert await listed(local_client, error_code="insufficient_balance") == [found[3]]
 
 
 @pytest.mark.parametrize(
@@ -129,50 +131,50 @@ async def test_a_page_ends_in_time_where_few_match(
         ({"since": "1h", "until": "2h"}, "since"),
     ],
 )
-async def test_what_cannot_be_asked_is_refused(desk: LocalClient, query: dict[str, str], param: str) -> None:
+async def test_what_cannot_be_asked_is_refused(local_client: LocalClient, query: dict[str, str], param: str) -> None:
     with pytest.raises(Refused) as caught:
-        await asked(desk, **query)
+        await asked(local_client, **query)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_a_month_that_cannot_be_read_is_named(desk: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_month_that_cannot_be_read_is_named(local_client: LocalClient, rows: UsageDatabase) -> None:
     found = written(rows)
     rows.close()
-    path_of(desk.usage_folder, "2026-12").write_bytes(b"no database" * 1000)
-    page = await asked(desk)
+    path_of(local_client.usage_folder, "2026-12").write_bytes(b"no database" * 1000)
+    page = await asked(local_client)
     assert page.data == found[:5:-1]
     assert ["usage-2026-12" in text for text in page.unread] == [True]
 
 
-async def test_a_request_is_read_from_the_files_or_the_store(desk: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_request_is_read_from_the_files_or_the_store(local_client: LocalClient, rows: UsageDatabase) -> None:
     ended, open_ = end(arrival()), arrival()
     rows.write([ended])
-    assert await requests.read(desk, ended.id) == FoundRecord(**msgspec.structs.asdict(ended))
-    assert record_of(await requests.read(desk, ended.id)) == ended
-    await desk.store.usage.submit_arrival(open_)
-    found = await requests.read(desk, open_.id)
+    assert await requests.read(local_client, ended.id) == FoundRecord(**msgspec.structs.asdict(ended))
+    assert record_of(await requests.read(local_client, ended.id)) == ended
+    await local_client.store.usage.submit_arrival(open_)
+    found = await requests.read(local_client, open_.id)
     assert (record_of(found), found.outcome) == (open_, None)
 
 
-async def test_a_request_that_is_nowhere_is_a_404_and_has_a_story(desk: LocalClient) -> None:
+async def test_a_request_that_is_nowhere_is_a_404_and_has_a_story(local_client: LocalClient) -> None:
     unknown = id_at(round(time.time() * 1000))
     with pytest.raises(GatewayError) as caught:
-        await requests.read(desk, unknown)
+        await requests.read(local_client, unknown)
     assert (caught.value.kind, unknown in str(caught.value)) == ("not_found", True)
-    story = await requests.trace(desk, unknown)
+    story = await requests.trace(local_client, unknown)
     assert story.record is None
     assert story.verdict.startswith("never arrived: ")
     assert (story.steps, story.unasked) == ([], [])
     for operation in (requests.read, requests.trace):
         with pytest.raises(Refused):
-            await operation(desk, "../accounts")
+            await operation(local_client, "../accounts")
 
 
-async def test_a_story_has_its_steps_with_their_times(desk: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_story_has_its_steps_with_their_times(local_client: LocalClient, rows: UsageDatabase) -> None:
     tried = [AttemptRecord("one", 503, "upstream_overloaded"), AttemptRecord("two", 200)]
     record = end(arrival(), attempts=tried, changed_by=["redact"])
     rows.write([record])
-    story = await requests.trace(desk, record.id)
+    story = await requests.trace(local_client, record.id)
     assert [(step.kind, step.after_ms) for step in story.steps] == [
         ("arrival", 0),
         ("change", None),
@@ -187,6 +189,6 @@ async def test_a_story_has_its_steps_with_their_times(desk: LocalClient, rows: U
         arrival(), outcome=Outcome.REFUSED, error_code="token_expired", refused_by="auth", attempts=[], charge_micros=0
     )
     rows.write([refused])
-    story = await requests.trace(desk, refused.id)
+    story = await requests.trace(local_client, refused.id)
     assert [step.kind for step in story.steps] == ["arrival", "charge"]
     assert story.steps[0].text.startswith("arrived and refused by auth: token expired")

@@ -18,21 +18,23 @@ from gateway.admin.actions.tokens import NewToken, Rotation, TokenChange, TokenL
 from gateway.base.errors import GatewayError, Refused
 from gateway.store.pepper import VARIABLE
 from gateway.store.tokens import TokenRefused
-from tests.admin.actions.conftest import DeskWith
+from tests.admin.actions.conftest import LocalClientWith
 
 
 @pytest.fixture(autouse=True)
-async def alice(monkeypatch: pytest.MonkeyPatch, desk: LocalClient) -> None:
+async def alice(monkeypatch: pytest.MonkeyPatch, local_client: LocalClient) -> None:
     monkeypatch.setenv(VARIABLE, "p" * 40)
-    await accounts.create(desk, body=NewAccount("alice"))
+    await accounts.create(local_client, body=NewAccount("alice"))
 
 
-async def ids(desk: LocalClient, account: str = "alice", **query: Any) -> list[str]:
+async def ids(local_client: LocalClient, account: str = "alice", **query: Any) -> list[str]:
     """Return the ids of all pages of the tokens of an account, or of all accounts."""
     found, after = [], ""
     while True:
         given = msgspec.convert({"after": after, **query}, TokenList)
-        page = await (tokens.list_(desk, account, query=given) if account else tokens.list_all(desk, query=given))
+        page = await (
+            tokens.list_(local_client, account, query=given) if account else tokens.list_all(local_client, query=given)
+        )
         found += [token.id for token in page.data]
         if page.next is None:
             return found
@@ -45,96 +47,104 @@ async def refused(work: Any) -> str:
     return caught.value.kind
 
 
-async def works(desk: LocalClient, text: str | None) -> bool:
+async def works(local_client: LocalClient, text: str | None) -> bool:
     assert text is not None
     try:
-        await desk.store.tokens.authenticate(text)
+        await local_client.store.tokens.authenticate(text)
     except TokenRefused:
         return False
     return True
 
 
-async def test_a_creation_that_is_repeated_with_its_key_tells_the_id_without_the_text(desk_with: DeskWith) -> None:
-    first = await tokens.create(desk_with("one"), "alice", body=NewToken("laptop"))
-    assert await works(desk_with(""), first.token)
-    again = await tokens.create(desk_with("one"), "alice", body=NewToken("laptop"))
+async def test_a_creation_that_is_repeated_with_its_key_tells_the_id_without_the_text(
+    local_client_with: LocalClientWith,
+) -> None:
+    first = await tokens.create(local_client_with("one"), "alice", body=NewToken("laptop"))
+    assert await works(local_client_with(""), first.token)
+    again = await tokens.create(local_client_with("one"), "alice", body=NewToken("laptop"))
     assert (again.id, again.token, again.name) == (first.id, None, "laptop")
-    assert await works(desk_with(""), first.token)
-    others = [await tokens.create(desk_with(key), "alice", body=NewToken()) for key in ("two", "", "")]
+    assert await works(local_client_with(""), first.token)
+    others = [await tokens.create(local_client_with(key), "alice", body=NewToken()) for key in ("two", "", "")]
     assert len({first.id, *(other.id for other in others)}) == 4
-    assert len(await ids(desk_with(""))) == 4
+    assert len(await ids(local_client_with(""))) == 4
 
 
-async def test_many_at_once_with_one_key_make_one_token_and_one_of_them_has_its_text(desk_with: DeskWith) -> None:
-    made = await asyncio.gather(*(tokens.create(desk_with("k"), "alice", body=NewToken()) for _ in range(20)))
+async def test_many_at_once_with_one_key_make_one_token_and_one_of_them_has_its_text(
+    local_client_with: LocalClientWith,
+) -> None:
+    made = await asyncio.gather(*(tokens.create(local_client_with("k"), "alice", body=NewToken()) for _ in range(20)))
     assert len({each.id for each in made}) == 1
     (text,) = [each.token for each in made if each.token is not None]
-    assert await works(desk_with(""), text)
+    assert await works(local_client_with(""), text)
 
 
-async def test_a_rotation_that_is_repeated_with_its_key_makes_one_successor(desk_with: DeskWith) -> None:
-    desk = desk_with("")
-    old = await tokens.create(desk, "alice", body=NewToken("laptop"))
+async def test_a_rotation_that_is_repeated_with_its_key_makes_one_successor(local_client_with: LocalClientWith) -> None:
+    local_client = local_client_with("")
+    old = await tokens.create(local_client, "alice", body=NewToken("laptop"))
     made = await asyncio.gather(
-        *(tokens.rotate(desk_with("k"), old.id, body=Rotation(overlap_s=3600)) for _ in range(10)),
+        *(tokens.rotate(local_client_with("k"), old.id, body=Rotation(overlap_s=3600)) for _ in range(10)),
         return_exceptions=True,
     )
     successors = [each for each in made if isinstance(each, tokens.MadeToken)]
     assert len({each.id for each in successors}) == 1
     (text,) = [each.token for each in successors if each.token is not None]
-    assert await works(desk, text)
-    assert await works(desk, old.token)
-    again = await tokens.rotate(desk_with("k"), old.id, body=Rotation(overlap_s=3600))
+    assert await works(local_client, text)
+    assert await works(local_client, old.token)
+    again = await tokens.rotate(local_client_with("k"), old.id, body=Rotation(overlap_s=3600))
     assert (again.id, again.token, again.replaces) == (successors[0].id, None, old.id)
-    assert await refused(tokens.rotate(desk_with("other"), old.id, body=Rotation(overlap_s=0))) == "refused"
-    assert len(await ids(desk)) == 2
+    assert await refused(tokens.rotate(local_client_with("other"), old.id, body=Rotation(overlap_s=0))) == "refused"
+    assert len(await ids(local_client)) == 2
 
 
-async def test_a_token_is_changed_disabled_enabled_and_deleted(desk: LocalClient) -> None:
+async def test_a_token_is_changed_disabled_enabled_and_deleted(local_client: LocalClient) -> None:
     body = msgspec.convert({"budgets": {"day_micros": 5, "total_micros": 6}, "limits": {"concurrent": 2}}, NewToken)
-    made = await tokens.create(desk, "alice", body=body)
-    assert [(use.window, use.left) for use in (await tokens.read(desk, made.id)).budget_use] == [
+    made = await tokens.create(local_client, "alice", body=body)
+    assert [(use.window, use.left) for use in (await tokens.read(local_client, made.id)).budget_use] == [
         ("day", 5),
         ("total", 6),
     ]
     given = {"budgets": {"day_micros": None}, "limits": None, "name": "n", "expires_at": 4_000_000_000, "models": ["m"]}
-    changed = await tokens.change(desk, made.id, body=msgspec.convert(given, TokenChange))
+    changed = await tokens.change(local_client, made.id, body=msgspec.convert(given, TokenChange))
     assert (changed.budgets.day, changed.budgets.total, changed.limits.concurrent) == (None, 6, None)
     assert (changed.name, changed.expires_at, changed.models) == ("n", 4_000_000_000, ("m",))
     changed = await tokens.change(
-        desk, made.id, body=msgspec.convert({"expires_at": None, "models": None}, TokenChange)
+        local_client, made.id, body=msgspec.convert({"expires_at": None, "models": None}, TokenChange)
     )
     assert (changed.name, changed.expires_at, changed.models, changed.budgets.total) == ("n", None, (), 6)
-    await tokens.disable(desk, made.id)
-    assert not await works(desk, made.token)
-    await tokens.enable(desk, made.id)
-    assert await works(desk, made.token)
-    await tokens.delete(desk, made.id)
-    assert not await works(desk, made.token)
-    assert await refused(tokens.delete(desk, made.id)) == await refused(tokens.read(desk, made.id)) == "not_found"
+    await tokens.disable(local_client, made.id)
+    assert not await works(local_client, made.token)
+    await tokens.enable(local_client, made.id)
+    assert await works(local_client, made.token)
+    await tokens.delete(local_client, made.id)
+    assert not await works(local_client, made.token)
+    assert (
+        await refused(tokens.delete(local_client, made.id))
+        == await refused(tokens.read(local_client, made.id))
+        == "not_found"
+    )
 
 
-async def test_tokens_are_listed_by_pages_of_one_account_or_of_all(desk: LocalClient) -> None:
+async def test_tokens_are_listed_by_pages_of_one_account_or_of_all(local_client: LocalClient) -> None:
     for account in ("bob", "carol", "dave"):
-        await accounts.create(desk, body=NewAccount(account))
+        await accounts.create(local_client, body=NewAccount(account))
     for account in ("dave", "alice", "bob", "alice", "dave", "dave"):
-        await tokens.create(desk, account, body=NewToken())
+        await tokens.create(local_client, account, body=NewToken())
     for account in ("alice", "bob", "carol", "dave"):
-        assert await ids(desk, account, limit=1) == await ids(desk, account)
-    every = [each for account in ("alice", "bob", "dave") for each in await ids(desk, account)]
+        assert await ids(local_client, account, limit=1) == await ids(local_client, account)
+    every = [each for account in ("alice", "bob", "dave") for each in await ids(local_client, account)]
     for limit in range(1, 8):
-        assert await ids(desk, "", limit=limit) == every
+        assert await ids(local_client, "", limit=limit) == every
     assert len(every) == 6
-    assert await refused(tokens.list_(desk, "nobody", query=TokenList())) == "not_found"
+    assert await refused(tokens.list_(local_client, "nobody", query=TokenList())) == "not_found"
     for after in ("x", ":", "²:a", "alice:1"):
-        assert await refused(tokens.list_all(desk, query=TokenList(after=after))) == "refused"
-    assert (await tokens.list_all(desk, query=TokenList(after="1:zzz-1"))).data == []
+        assert await refused(tokens.list_all(local_client, query=TokenList(after=after))) == "refused"
+    assert (await tokens.list_all(local_client, query=TokenList(after="1:zzz-1"))).data == []
 
 
-async def test_no_line_of_the_audit_log_has_the_text_of_a_token(desk: LocalClient) -> None:
-    made = await tokens.create(desk, "alice", body=NewToken())
-    rotated = await tokens.rotate(desk, made.id, body=Rotation(overlap_s=0, expires_at=int(time.time()) + 60))
-    lines = repr(await desk.store.client.call("XRANGE", KEY, "-", "+"))
+async def test_no_line_of_the_audit_log_has_the_text_of_a_token(local_client: LocalClient) -> None:
+    made = await tokens.create(local_client, "alice", body=NewToken())
+    rotated = await tokens.rotate(local_client, made.id, body=Rotation(overlap_s=0, expires_at=int(time.time()) + 60))
+    lines = repr(await local_client.store.client.call("XRANGE", KEY, "-", "+"))
     assert made.id in lines
     for text in (made.token, rotated.token):
         assert text is not None
@@ -143,11 +153,11 @@ async def test_no_line_of_the_audit_log_has_the_text_of_a_token(desk: LocalClien
 
 
 @pytest.mark.parametrize("name", ["phone\nalice-aaaaaaaa", "a\tb", "\x1b[31m", "\u202e"])
-async def test_a_name_that_would_look_like_another_line_is_refused(desk: LocalClient, name: str) -> None:
+async def test_a_name_that_would_look_like_another_line_is_refused(local_client: LocalClient, name: str) -> None:
     with pytest.raises(Refused, match="no line ends"):
-        await tokens.create(desk, "alice", body=NewToken(name=name))
-    made = await tokens.create(desk, "alice", body=NewToken(name="Émile 📱"))
+        await tokens.create(local_client, "alice", body=NewToken(name=name))
+    made = await tokens.create(local_client, "alice", body=NewToken(name="Émile 📱"))
     with pytest.raises(Refused, match="no line ends"):
-        await tokens.change(desk, made.id, body=TokenChange(name=name))
+        await tokens.change(local_client, made.id, body=TokenChange(name=name))
     with pytest.raises(Refused, match="no line ends"):
-        await management_tokens.create(desk, body=NewManagementToken(name, (Scope.READ,)))
+        await management_tokens.create(local_client, body=NewManagementToken(name, (Scope.READ,)))

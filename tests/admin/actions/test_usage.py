@@ -40,16 +40,16 @@ def written(rows: UsageDatabase) -> list[Record]:
     return found
 
 
-async def asked(desk: LocalClient, **query: Any) -> Summary:
-    return await usage.summary(desk, query=msgspec.convert(query, SumsQuery))
+async def asked(local_client: LocalClient, **query: Any) -> Summary:
+    return await usage.summary(local_client, query=msgspec.convert(query, SumsQuery))
 
 
 @pytest.mark.parametrize("by", ["", "day", "month,hour", "account,model", "token,error,outcome", "channel,group"])
-async def test_sums_are_those_of_the_log(desk: LocalClient, rows: UsageDatabase, by: str) -> None:
+async def test_sums_are_those_of_the_log(local_client: LocalClient, rows: UsageDatabase, by: str) -> None:
     written(rows)
     names = usage.groups(by)
-    found = await asked(desk, by=by)
-    expected = grouped(desk.usage_folder, names, Selected(), [])
+    found = await asked(local_client, by=by)
+    expected = grouped(local_client.usage_folder, names, Selected(), [])
     assert dicts(found.data, names) == expected
     assert (found.total.requests, found.total.charge_micros, found.total.unknown_costs) == (12, 66, 6)
     assert (found.lines, found.has_more, found.unread) == (len(expected), False, [])
@@ -57,45 +57,45 @@ async def test_sums_are_those_of_the_log(desk: LocalClient, rows: UsageDatabase,
     assert all(set(NAMES) & line.keys() == set(names) for line in encoded["data"])
 
 
-async def test_requests_are_selected(desk: LocalClient, rows: UsageDatabase) -> None:
+async def test_requests_are_selected(local_client: LocalClient, rows: UsageDatabase) -> None:
     written(rows)
-    assert (await asked(desk, since="2027-01")).total.requests == 6
-    assert (await asked(desk, account="bbb")).total.requests == 6
-    assert (await asked(desk, outcome="caller_gone")).total.requests == 1
-    assert (await asked(desk, model="model3", since="2026-12-31", until="2026-12-31")).total.requests == 1
+    assert (await asked(local_client, since="2027-01")).total.requests == 6
+    assert (await asked(local_client, account="bbb")).total.requests == 6
+    assert (await asked(local_client, outcome="caller_gone")).total.requests == 1
+    assert (await asked(local_client, model="model3", since="2026-12-31", until="2026-12-31")).total.requests == 1
 
 
-async def test_the_largest_come_first_where_that_is_asked_for(desk: LocalClient, rows: UsageDatabase) -> None:
+async def test_the_largest_come_first_where_that_is_asked_for(local_client: LocalClient, rows: UsageDatabase) -> None:
     written(rows)
-    found = await asked(desk, by="hour", sort="charge_micros", limit=3)
+    found = await asked(local_client, by="hour", sort="charge_micros", limit=3)
     assert [line.charge_micros for line in found.data] == [11, 10, 9]
     assert (found.lines, found.has_more, found.total.charge_micros) == (12, True, 66)
 
 
-async def test_an_unknown_group_is_refused(desk: LocalClient) -> None:
+async def test_an_unknown_group_is_refused(local_client: LocalClient) -> None:
     with pytest.raises(Refused) as caught:
-        await asked(desk, by="day,planet")
+        await asked(local_client, by="day,planet")
     assert (caught.value.status, caught.value.param) == (400, "by")
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 1000])
 async def test_an_export_has_every_record_once_and_no_formula(
-    desk: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch, at_once: int
+    local_client: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(module, "ROWS", at_once)
     found = [*written(rows), end(arrival(id_at(NOW_MS + 86_400_000)), requested_model="=1+1", refused_by="@plugin")]
     rows.write(found[-1:])
-    file = await usage.export(desk, query=Filters())
+    file = await usage.export(local_client, query=Filters())
     lines = list(csv.DictReader(io.StringIO("".join([piece async for piece in file.pieces]))))
     assert [line["id"] for line in lines] == [record.id for record in found[::-1]]
     assert (lines[0]["requested_model"], lines[0]["refused_by"]) == ("'=1+1", "'@plugin")
     assert lines[0]["charge_micros"] == "123"
-    few = await usage.export(desk, query=Filters(account="bbb", since="2027-01"))
+    few = await usage.export(local_client, query=Filters(account="bbb", since="2027-01"))
     assert len("".join([piece async for piece in few.pieces]).splitlines()) == 4
 
 
-async def test_a_feed_selects(desk: LocalClient) -> None:
-    feed = await usage.live(desk, query=Followed(account="aaa", outcome=Outcome.COMPLETED))
+async def test_a_feed_selects(local_client: LocalClient) -> None:
+    feed = await usage.live(local_client, query=Followed(account="aaa", outcome=Outcome.COMPLETED))
     assert feed.selects(end(arrival(), account="aaa"))
     assert not feed.selects(end(arrival(), account="aaa", outcome=Outcome.CALLER_GONE))
     assert not feed.selects(end(arrival()))

@@ -74,8 +74,8 @@ async def client(client_with: ClientWith) -> Client:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalClient]:
-    """A desk of the store that the API works with."""
+async def local_client(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalClient]:
+    """A client of actions of the store that the API works with."""
     monkeypatch.setenv(VARIABLE, "p" * 40)
     file = tmp_path / "gateway.yaml"
     file.write_text(CONFIG.format(url=store_url, folder=tmp_path, timeout=PATIENCE_S))
@@ -85,13 +85,13 @@ async def desk(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-async def api(desk: LocalClient, callers: Callers, aiohttp_client: AiohttpClient) -> Client:
+async def api(local_client: LocalClient, callers: Callers, aiohttp_client: AiohttpClient) -> Client:
     """A client of the API, without a token of its own."""
 
-    def desk_of(actor: Actor, key: str) -> LocalClient:
-        return LocalClient(desk.loaded, desk.store, actor, key)
+    def client_of(actor: Actor, key: str) -> LocalClient:
+        return LocalClient(local_client.loaded, local_client.store, actor, key)
 
-    admin = Admin(desk.store.usage.folder, callers, Exporter({}), desk_of)
+    admin = Admin(local_client.store.usage.folder, callers, Exporter({}), client_of)
     return await aiohttp_client(admin.application(), timeout=ClientTimeout(PATIENCE_S))
 
 

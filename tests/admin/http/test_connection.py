@@ -27,10 +27,10 @@ Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-async def number(desk: LocalClient, callers: Callers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+async def number(local_client: LocalClient, callers: Callers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A served port with room for few connections."""
     monkeypatch.setattr(port, "MOST_CONNECTIONS", MOST)
-    admin = Admin(desk.store.usage.folder, callers, Exporter({}), lambda *_: desk)
+    admin = Admin(local_client.store.usage.folder, callers, Exporter({}), lambda *_: local_client)
     async with port.serving(admin, "127.0.0.1:0") as number:
         yield number
 

@@ -19,8 +19,8 @@ from tests.records import arrival, end, usage_database
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-async def test_requests_are_listed_read_and_told(api: Client, desk: LocalClient) -> None:
-    rows = usage_database(desk.usage_folder)
+async def test_requests_are_listed_read_and_told(api: Client, local_client: LocalClient) -> None:
+    rows = usage_database(local_client.usage_folder)
     record = end(arrival(), account="alice")
     rows.write([record, end(arrival())])
     rows.close()
@@ -33,8 +33,8 @@ async def test_requests_are_listed_read_and_told(api: Client, desk: LocalClient)
     assert (await call(api, "GET", "/requests?planet=x"))[0] == 400
 
 
-async def test_an_export_is_csv(api: Client, desk: LocalClient) -> None:
-    rows = usage_database(desk.usage_folder)
+async def test_an_export_is_csv(api: Client, local_client: LocalClient) -> None:
+    rows = usage_database(local_client.usage_folder)
     rows.write([end(arrival()) for _ in range(2500)])
     rows.close()
     async with api.get("/api/v1/usage/export.csv", headers=HEADERS) as response:
@@ -45,7 +45,9 @@ async def test_an_export_is_csv(api: Client, desk: LocalClient) -> None:
         assert (response.status, response.content_type) == (400, "application/json")
 
 
-async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(api: Client, desk: LocalClient) -> None:
+async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(
+    api: Client, local_client: LocalClient
+) -> None:
     async with AsyncExitStack() as stack:
         asked = (
             stack.enter_async_context(api.get("/api/v1/usage/live", headers=HEADERS))
@@ -56,8 +58,8 @@ async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(api
         assert statuses == [200] * live.MAX_STREAMS + [503] * 8
 
 
-async def test_requests_are_followed_by_model_and_outcome(api: Client, desk: LocalClient) -> None:
-    rows = usage_database(desk.usage_folder)
+async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:
+    rows = usage_database(local_client.usage_folder)
     async with api.get("/api/v1/usage/live?model=large&outcome=completed", headers=HEADERS) as response:
         assert await response.content.readuntil(b"\n\n") == b": from here on\n\n"
         mine = end(arrival(), model="large")
@@ -69,9 +71,9 @@ async def test_requests_are_followed_by_model_and_outcome(api: Client, desk: Loc
 
 
 async def test_a_reader_that_takes_nothing_of_a_file_is_let_go(
-    api: Client, desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+    api: Client, local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = usage_database(desk.usage_folder)
+    rows = usage_database(local_client.usage_folder)
     rows.write([end(arrival()) for _ in range(30_000)])
     rows.close()
     monkeypatch.setattr(csv_file, "SEND_S", 0.2)

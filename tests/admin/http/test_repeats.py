@@ -73,7 +73,7 @@ async def test_what_is_refused_can_be_sent_again_with_its_key(api: Client) -> No
     assert (await repeated(api, "/accounts/alice/credits", credit, "one"))[1]["balance_micros"] == 5
 
 
-async def test_the_text_of_a_token_is_in_the_first_answer_alone(api: Client, desk: LocalClient) -> None:
+async def test_the_text_of_a_token_is_in_the_first_answer_alone(api: Client, local_client: LocalClient) -> None:
     await call(api, "POST", "/accounts", {"id": "alice"})
     for path, body in (
         ("/accounts/alice/tokens", {"name": "laptop"}),
@@ -82,16 +82,16 @@ async def test_the_text_of_a_token_is_in_the_first_answer_alone(api: Client, des
         _, first, _ = await repeated(api, path, body, path)
         status, again, replayed = await repeated(api, path, body, path)
         assert (status, replayed, again) == (201, True, first | {"token": None})
-        async for key in desk.store.client.keys("*"):
+        async for key in local_client.store.client.keys("*"):
             for form in (("GET", key), ("HGETALL", key), ("XRANGE", key, "-", "+"), ("ZRANGE", key, 0, -1)):
                 try:
-                    assert first["token"] not in str(await desk.store.client.call(*form))
+                    assert first["token"] not in str(await local_client.store.client.call(*form))
                 except Exception as error:
                     assert "WRONGTYPE" in str(error) or "wrong kind" in str(error), error
     assert len((await call(api, "GET", "/accounts/alice/tokens"))[1]["data"]) == 1
 
 
-async def test_fifty_at_once_with_one_key_are_one(api: Client, desk: LocalClient) -> None:
+async def test_fifty_at_once_with_one_key_are_one(api: Client, local_client: LocalClient) -> None:
     await call(api, "POST", "/accounts", {"id": "alice"})
     answers = await asyncio.gather(
         *(repeated(api, "/accounts/alice/tokens", {"name": "laptop"}, "one") for _ in range(50))
@@ -105,7 +105,7 @@ async def test_fifty_at_once_with_one_key_are_one(api: Client, desk: LocalClient
         *(repeated(api, "/management-tokens", {"name": "shop", "scopes": ["read"]}, "two") for _ in range(50))
     )
     assert sum(status == 201 and said["token"] is not None for status, said, _ in made) == 1
-    assert len((await list_(desk, query=ManagementTokenList())).data) == 1
+    assert len((await list_(local_client, query=ManagementTokenList())).data) == 1
 
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 256, "schlüssel", "a\tb"])
@@ -122,10 +122,10 @@ async def test_a_key_of_a_read_is_not_kept(api: Client) -> None:
 
 
 async def test_a_key_that_a_killed_attempt_has_is_free_after_a_while_for_the_same_request(
-    desk: LocalClient, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "LEASE_MS", 300)
-    client = desk.store.client
+    client = local_client.store.client
     killed, other = Idempotency(client, "one", "a"), Idempotency(client, "one", "b")
     assert (await killed.begin()).state is Begun.BEGUN
     assert (await Idempotency(client, "one", "a").begin()).state is Begun.IN_USE
@@ -138,7 +138,9 @@ async def test_a_key_that_a_killed_attempt_has_is_free_after_a_while_for_the_sam
     assert (await other.begin()).state is Begun.REUSED
 
 
-async def test_a_long_operation_keeps_its_key(api: Client, desk: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_operation_keeps_its_key(
+    api: Client, local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(idempotency, "LEASE_MS", 30)
     renewed = 0
     go_on = Idempotency.go_on

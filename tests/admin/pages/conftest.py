@@ -62,13 +62,13 @@ class House:
         file.write_text(CONFIG.format(url=self.url, folder=self.folder, timeout=PATIENCE_S, more=more))
         return load(file)
 
-    def desk(self, actor: Actor | None = None, key: str = "") -> LocalClient:
-        """Return the desk of an actor, or of somebody who may do everything."""
+    def local_client(self, actor: Actor | None = None, key: str = "") -> LocalClient:
+        """Return the client of actions of an actor, or of somebody who may do everything."""
         return LocalClient(self.loaded, self.store, actor or Actor("test"), key, running=self.running)
 
     async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
         """Make a link and return its ticket."""
-        made = await links.create(self.desk(actor), body=NewLink(name="alice", scopes=scopes or None))
+        made = await links.create(self.local_client(actor), body=NewLink(name="alice", scopes=scopes or None))
         return str(made.path).partition("ticket=")[2]
 
     async def visitor(self, *scopes: Scope, actor: Actor | None = None) -> Visitor:
@@ -138,10 +138,10 @@ async def house_at(
             house.store = await stack.enter_async_context(Store.open(house.loaded.config, url))
             admin_token = AdminToken(house.loaded.config)
             callers = Callers(admin_token, ManagementTokens(house.store.client))
-            pages = Pages(house.desk, admin_token, {})
+            pages = Pages(house.local_client, admin_token, {})
 
             async def client_of() -> Client:
-                admin = Admin(house.store.usage.folder, callers, Exporter({}), house.desk, pages)
+                admin = Admin(house.store.usage.folder, callers, Exporter({}), house.local_client, pages)
                 jar = CookieJar(unsafe=True)
                 return await aiohttp_client(admin.application(), cookie_jar=jar, timeout=ClientTimeout(PATIENCE_S))
 

@@ -47,7 +47,7 @@ async def test_an_account_lives_on_its_page(house: House) -> None:
         "concurrent": "3",
     }
     assert (await visitor.post("/accounts/alice/change", **fields))[0] == 303
-    found = await accounts.read(house.desk(), "alice")
+    found = await accounts.read(house.local_client(), "alice")
     assert (found.balance_micros, found.credit_line_micros, found.group) == (4_500_000, 0, "default")
     assert (found.models, found.external_id) == (("words", "gpt-*"), "")
     assert (found.budgets.day, found.budgets.month, found.limits.concurrent) == (250_000, None, 3)
@@ -59,7 +59,7 @@ async def test_an_account_lives_on_its_page(house: House) -> None:
     assert (await visitor.post("/accounts/alice/resume"))[0] == 303
     assert (await visitor.post("/accounts/alice/close"))[0] == 400  # the box is not ticked
     assert (await visitor.post("/accounts/alice/close", sure="yes"))[0] == 303
-    found = await accounts.read(house.desk(), "alice")
+    found = await accounts.read(house.local_client(), "alice")
     assert found.status is AccountStatus.CLOSED
     _, text = await visitor.get("/accounts/alice")
     assert 'action="/accounts/alice/credit"' not in text
@@ -87,20 +87,22 @@ async def test_what_is_wrong_with_a_form_is_said_above_it(house: House) -> None:
         status, text = await visitor.post("/accounts/alice/credit", amount=amount, transaction="t")
         assert (status, 'role="alert"' in text) == (400, True), amount
     assert (await visitor.post("/accounts/alice/credit", amount="1", transaction="a b"))[0] == 400
-    assert (await accounts.read(house.desk(), "alice")).balance_micros == 0
+    assert (await accounts.read(house.local_client(), "alice")).balance_micros == 0
 
 
 async def test_a_credit_that_is_sent_many_times_at_once_is_one_line(house: House) -> None:
     visitor = await house.visitor()
     await visitor.post("/accounts", id="alice", group="default")
     await asyncio.gather(*(visitor.post("/accounts/alice/credit", amount="1", transaction="once") for _ in range(20)))
-    assert (await accounts.read(house.desk(), "alice")).balance_micros == 1_000_000
+    assert (await accounts.read(house.local_client(), "alice")).balance_micros == 1_000_000
 
 
 async def test_the_list_has_pages_and_is_searched(house: House) -> None:
     for number in range(60):
-        await accounts.create(house.desk(), body=NewAccount(id=f"acc{number:03}", external_id=f"{number}@shop.example"))
-    await money.credit(house.desk(), "acc007", body=NewCredit("t", 1_234_567))
+        await accounts.create(
+            house.local_client(), body=NewAccount(id=f"acc{number:03}", external_id=f"{number}@shop.example")
+        )
+    await money.credit(house.local_client(), "acc007", body=NewCredit("t", 1_234_567))
     visitor = await house.visitor()
     _, text = await visitor.get("/accounts")
     assert ("acc049" in text, "acc050" in text, "Show the next 50" in text) == (True, False, True)
@@ -129,16 +131,16 @@ async def test_the_store_away_is_said(house_at: Callable[[str], Awaitable[House]
 
 
 async def test_who_may_not_touch_money_has_no_field_for_a_credit_line_and_keeps_it(house: House) -> None:
-    await accounts.create(house.desk(), body=NewAccount("alice", credit_line_micros=7_000_000))
+    await accounts.create(house.local_client(), body=NewAccount("alice", credit_line_micros=7_000_000))
     clerk = await house.visitor(Scope.READ, Scope.ACCOUNTS)
     for path in ("/accounts", "/accounts/alice"):
         assert 'name="credit_line"' not in (await clerk.get(path))[1]
     assert (await clerk.post("/accounts/alice/change", group="trial"))[0] == 303
     assert (await clerk.post("/accounts/alice/change", group="trial", credit_line="9"))[0] == 403
     assert (await clerk.post("/accounts", id="bob", group="default", credit_line="9"))[0] == 403
-    found = await accounts.read(house.desk(), "alice")
+    found = await accounts.read(house.local_client(), "alice")
     assert (found.group, found.credit_line_micros) == ("trial", 7_000_000)
     boss = await house.visitor()
     assert 'name="credit_line"' in (await boss.get("/accounts/alice"))[1]
     assert (await boss.post("/accounts/alice/change", group="trial"))[0] == 303
-    assert (await accounts.read(house.desk(), "alice")).credit_line_micros == 0
+    assert (await accounts.read(house.local_client(), "alice")).credit_line_micros == 0

@@ -37,7 +37,7 @@ async def test_what_callers_change_is_listed_apart(house: House) -> None:
     visitor = await house.visitor()
     await visitor.post("/accounts", id="alice", group="default")
     alice = Visitor(await house.client_of())
-    link = await links.own(house.desk(), "alice")
+    link = await links.own(house.local_client(), "alice")
     await alice.post("/enter", ticket=str(link.path).partition("ticket=")[2])
     await alice.get("/my")
     assert (await alice.post("/my/tokens", name="phone", once=alice.once))[0] == 201
@@ -50,15 +50,15 @@ async def test_what_callers_change_is_listed_apart(house: House) -> None:
 @pytest.mark.parametrize("name", ["admin.token", "alice by X-Forwarded-User", "test for bob"])
 async def test_a_name_of_a_link_never_stands_for_who_made_it(house: House, name: str) -> None:
     maker = Actor("token 1a2b3c shop", frozenset({Scope.READ, Scope.ACCOUNTS}))
-    made = await links.create(house.desk(maker), body=NewLink(name=name))
+    made = await links.create(house.local_client(maker), body=NewLink(name=name))
     visitor = Visitor(await house.client_of())
     assert await visitor.enter(str(made.path).partition("ticket=")[2]) == 303
     await visitor.post("/accounts", id="alice", group="default")
-    lines = (await audit.list_(house.desk(), query=AuditLines())).data
+    lines = (await audit.list_(house.local_client(), query=AuditLines())).data
     assert [line.actor for line in lines] == [f"page by link of token 1a2b3c shop for {name}", "token 1a2b3c shop"]
 
 
 @pytest.mark.parametrize("name", ["alice\nadmin.token", "a\r", "a\x1b[2J", "a\u202eb"])
 async def test_a_name_has_one_line(house: House, name: str) -> None:
     with pytest.raises(Refused, match="no control characters"):
-        await links.create(house.desk(), body=NewLink(name=name))
+        await links.create(house.local_client(), body=NewLink(name=name))

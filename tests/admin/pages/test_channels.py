@@ -14,9 +14,9 @@ async def test_a_channel_is_disabled_with_a_reason_and_enabled(house: House) -> 
     assert (await visitor.post("/channels/up/disable", reason="too <b>slow</b>"))[0] == 303
     _, text = await visitor.get("/channels")
     assert ("too &lt;b&gt;slow&lt;/b&gt;" in text, "page by link of test for alice" in text) == (True, True)
-    assert (await channels.read(house.desk(), "up")).condition is Condition.DISABLED
+    assert (await channels.read(house.local_client(), "up")).condition is Condition.DISABLED
     assert (await visitor.post("/channels/up/enable"))[0] == 303
-    assert (await channels.read(house.desk(), "up")).condition is Condition.HEALTHY
+    assert (await channels.read(house.local_client(), "up")).condition is Condition.HEALTHY
     assert (await visitor.post("/channels/nothing/disable"))[0] == 404
     status, text = await visitor.post("/channels/up/disable", reason="x" * 300)
     assert (status, 'role="alert"' in text) == (400, True)
@@ -28,13 +28,13 @@ async def test_a_channel_whose_name_needs_quoting_is_switched(house: House) -> N
     address = "/channels/%3Cb%20onclick%3Dx%3E%22%26%2F"
     assert f'action="{address}/disable"' in text
     assert (await visitor.post(f"{address}/disable", reason="x"))[0] == 303
-    assert (await channels.read(house.desk(), '<b onclick=x>"&/')).condition is Condition.DISABLED
+    assert (await channels.read(house.local_client(), '<b onclick=x>"&/')).condition is Condition.DISABLED
 
 
 async def test_credentials_are_switched_by_number(house: House) -> None:
     visitor = await house.visitor()
     assert (await visitor.post("/channels/up/credentials/1", state="off"))[0] == 303
-    states = [str(each.state) for each in (await channels.read(house.desk(), "up")).credentials]
+    states = [str(each.state) for each in (await channels.read(house.local_client(), "up")).credentials]
     assert states == ["in use", "off"]
     _, text = await visitor.get("/channels")
     assert "Switch on" in text

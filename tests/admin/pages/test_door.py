@@ -39,14 +39,14 @@ async def test_a_link_lets_one_person_in_once(house: House) -> None:
 async def test_a_port_for_callers_lets_no_operator_in_and_leaves_the_link_good(
     house: House, aiohttp_client: AiohttpClient
 ) -> None:
-    pages = Pages(house.desk, AdminToken(house.loaded.config), {}, operators=False)
+    pages = Pages(house.local_client, AdminToken(house.loaded.config), {}, operators=False)
     jar = CookieJar(unsafe=True)
     visitor, ticket = Visitor(await aiohttp_client(Portal(pages).application(), cookie_jar=jar)), await house.link()
     status, text = await visitor.post("/enter", ticket=ticket)
     assert (status, "link is for operators" in text, "Set-Cookie" in visitor.headers) == (403, True, False)
     assert await Visitor(await house.client_of()).enter(ticket) == 303
-    await accounts.create(house.desk(), body=NewAccount("alice"))
-    link = await links.own(house.desk(), "alice")
+    await accounts.create(house.local_client(), body=NewAccount("alice"))
+    link = await links.own(house.local_client(), "alice")
     assert (await visitor.post("/enter", ticket=str(link.path).partition("ticket=")[2]))[0] == 303
     assert (await visitor.get("/my"))[0] == 200
 
@@ -118,7 +118,7 @@ async def test_links_and_sessions_end_with_the_management_token_that_made_them(h
     actor = Actor("shop", frozenset({Scope.READ}), made.id)
     visitor, ticket = await house.visitor(actor=actor), await house.link(actor=actor)
     assert (await visitor.get("/accounts"))[0] == 200
-    await management_tokens.revoke(house.desk(), made.id)
+    await management_tokens.revoke(house.local_client(), made.id)
     assert (await visitor.get("/accounts"))[0] == 401
     assert await Visitor(await house.client_of()).enter(ticket) == 403
 
@@ -217,7 +217,7 @@ async def test_who_is_signed_on_by_a_proxy_sends_forms_of_its_own_and_leaves_no_
 
 
 async def test_the_time_of_a_link_is_that_of_its_ticket(house: House) -> None:
-    made = await links.create(house.desk(), body=links.NewLink())
+    made = await links.create(house.local_client(), body=links.NewLink())
     assert made.name == ""
     assert set(made.scopes) == set(Scope)
     assert "ticket" not in repr(made)
@@ -228,13 +228,13 @@ async def test_a_token_makes_only_so_many_links_and_those_refused_leave_no_lines
     made = 0
     with pytest.raises(Refused, match="At most 30 of these a minute"):
         while made < 90:  # a minute may begin meanwhile
-            await links.create(house.desk(reader), body=links.NewLink())
+            await links.create(house.local_client(reader), body=links.NewLink())
             made += 1
     assert made in range(30, 61)
     lines = await house.store.client.call("XLEN", "gw:{audit}:lines")
     with pytest.raises(Refused, match="At most 30"):
         for _ in range(31):
-            await links.create(house.desk(reader), body=links.NewLink())
+            await links.create(house.local_client(reader), body=links.NewLink())
             lines += 2
     assert await house.store.client.call("XLEN", "gw:{audit}:lines") == lines
-    await links.create(house.desk(), body=links.NewLink())
+    await links.create(house.local_client(), body=links.NewLink())

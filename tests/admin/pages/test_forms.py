@@ -148,8 +148,8 @@ async def test_what_is_wrong_in_a_form_is_said_in_words(
 
 
 async def test_a_caller_hears_no_words_for_operators(house: House) -> None:
-    await accounts.create(house.desk(), body=NewAccount("alice"))
-    link = await links.own(house.desk(), "alice")
+    await accounts.create(house.local_client(), body=NewAccount("alice"))
+    link = await links.own(house.local_client(), "alice")
     caller = Visitor(await house.client_of())
     await caller.post("/enter", ticket=str(link.path).partition("ticket=")[2])
     await caller.get("/my")

@@ -22,9 +22,9 @@ async def own(house: House) -> AsyncIterator[House]:
     """The port with the accounts alice and bob, each with a token and a request."""
     rows = usage_database(house.folder / "usage")
     for name, model in (("alice", "words"), ("bob", "secrets-of-bob")):
-        await accounts.create(house.desk(), body=NewAccount(name))
-        await money.credit(house.desk(), name, body=NewCredit(f"paid-by-{name}", 5_000_000))
-        await tokens.create(house.desk(), name, body=NewToken(name=f"laptop of {name}"))
+        await accounts.create(house.local_client(), body=NewAccount(name))
+        await money.credit(house.local_client(), name, body=NewCredit(f"paid-by-{name}", 5_000_000))
+        await tokens.create(house.local_client(), name, body=NewToken(name=f"laptop of {name}"))
         rows.write([end(arrival(), account=name, model=model)])
     yield house
     rows.close()
@@ -32,7 +32,7 @@ async def own(house: House) -> AsyncIterator[House]:
 
 async def entered(house: House, account: str) -> Visitor:
     """Return a caller who has entered by a link of its account."""
-    made = await links.own(house.desk(), account)
+    made = await links.own(house.local_client(), account)
     visitor = Visitor(await house.client_of())
     status, _ = await visitor.post("/enter", ticket=str(made.path).partition("ticket=")[2])
     assert (status, visitor.headers["Location"]) == (303, "/my")
@@ -61,18 +61,22 @@ async def test_a_caller_makes_replaces_and_deletes_its_tokens(own: House) -> Non
     status, page = await alice.post("/my/tokens", name="new", once=alice.once)
     text = page.partition('id="secret">')[2].partition("<")[0]
     assert (status, text.startswith("sk-")) == (201, True)
-    made = [each for each in (await tokens.list_(own.desk(), "alice", query=TokenList())).data if each.name == "new"]
+    made = [
+        each for each in (await tokens.list_(own.local_client(), "alice", query=TokenList())).data if each.name == "new"
+    ]
     short = made[0].id.rpartition("-")[2]
     assert (await alice.post(f"/my/tokens/{short}/rotate", hours="1", once="x"))[0] == 201
     assert (await alice.post(f"/my/tokens/{short}/delete"))[0] == 400
     assert (await alice.post(f"/my/tokens/{short}/delete", sure="yes"))[0] == 303
-    assert made[0].id not in {each.id for each in (await tokens.list_(own.desk(), "alice", query=TokenList())).data}
+    assert made[0].id not in {
+        each.id for each in (await tokens.list_(own.local_client(), "alice", query=TokenList())).data
+    }
 
 
 async def test_a_caller_cannot_touch_what_is_not_its_own(own: House) -> None:
     alice = await entered(own, "alice")
     await alice.get("/my")
-    (bobs,) = (await tokens.list_(own.desk(), "bob", query=TokenList())).data
+    (bobs,) = (await tokens.list_(own.local_client(), "bob", query=TokenList())).data
     short = bobs.id.rpartition("-")[2]
     for token in (short, bobs.id, f"..%2fbob-{short}"):
         assert (await alice.post(f"/my/tokens/{token}/delete", sure="yes"))[0] == 404
@@ -80,8 +84,8 @@ async def test_a_caller_cannot_touch_what_is_not_its_own(own: House) -> None:
         assert (await alice.get(path))[0] == 403
     for path in ("/accounts/alice/credit", f"/accounts/bob/tokens/{short}/delete", "/accounts/alice/close"):
         assert (await alice.post(path, amount="5", transaction="x", sure="yes"))[0] == 403
-    assert (await tokens.list_(own.desk(), "bob", query=TokenList())).data == [bobs]
-    assert (await accounts.read(own.desk(), "alice")).balance_micros == 5_000_000
+    assert (await tokens.list_(own.local_client(), "bob", query=TokenList())).data == [bobs]
+    assert (await accounts.read(own.local_client(), "alice")).balance_micros == 5_000_000
 
 
 async def test_an_operator_has_no_pages_of_an_account_of_its_own(own: House) -> None:
@@ -91,7 +95,7 @@ async def test_an_operator_has_no_pages_of_an_account_of_its_own(own: House) -> 
 
 async def test_links_of_accounts_need_the_scope_of_tokens(own: House) -> None:
     for scope, status in ((Scope.READ, 403), (Scope.TOKENS, 201)):
-        made = await management_tokens.create(own.desk(), body=NewManagementToken(name="desk", scopes=(scope,)))
+        made = await management_tokens.create(own.local_client(), body=NewManagementToken(name="desk", scopes=(scope,)))
         headers = {"Authorization": f"Bearer {made.token}"}
         async with (await own.client_of()).post("/api/v1/accounts/alice/links", headers=headers) as response:
             assert response.status == status
@@ -109,7 +113,7 @@ async def test_a_caller_makes_only_so_many_tokens(own: House, monkeypatch: pytes
     alice = await entered(own, "alice")
     await alice.get("/my")
     assert [(await alice.post("/my/tokens", name="new", once=f"o{each}"))[0] for each in range(3)] == [201, 201, 409]
-    held = (await tokens.list_(own.desk(), "alice", query=TokenList())).data
+    held = (await tokens.list_(own.local_client(), "alice", query=TokenList())).data
     short = held[-1].id.rpartition("-")[2]
     status, page = await alice.post(f"/my/tokens/{short}/rotate", hours="0", once="r")
     assert (status, "There are 3 tokens already" in page) == (409, True)
@@ -135,6 +139,6 @@ async def test_a_caller_changes_something_only_so_often(own: House, monkeypatch:
 async def test_a_suspended_account_gets_no_tokens(own: House) -> None:
     alice = await entered(own, "alice")
     await alice.get("/my")
-    await accounts.change(own.desk(), "alice", body=AccountChange(status="suspended"))
+    await accounts.change(own.local_client(), "alice", body=AccountChange(status="suspended"))
     status, page = await alice.post("/my/tokens", name="new", once="x")
     assert (status, "not active" in page) == (409, True)

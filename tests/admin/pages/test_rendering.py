@@ -36,13 +36,13 @@ class Elements(HTMLParser):
 
 async def pages_of(house: House) -> tuple[Visitor, list[str]]:
     """Fill the store and the log with hostile texts, and return who looks and where these are shown."""
-    desk = house.desk()
-    await accounts.create(desk, body=NewAccount(id="alice", external_id=HOSTILE))
-    await tokens.create(desk, "alice", body=NewToken(name=HOSTILE, models=(HOSTILE[:40],)))
-    await desk.store.wallet.credit("alice", "t", 5_000_000)
-    await desk.store.wallet.adjust("alice", "u", -5, HOSTILE)
-    await desk.store.channels.set_enabled("up", False, by=HOSTILE, reason=HOSTILE)
-    rows = usage_database(desk.usage_folder)
+    local_client = house.local_client()
+    await accounts.create(local_client, body=NewAccount(id="alice", external_id=HOSTILE))
+    await tokens.create(local_client, "alice", body=NewToken(name=HOSTILE, models=(HOSTILE[:40],)))
+    await local_client.store.wallet.credit("alice", "t", 5_000_000)
+    await local_client.store.wallet.adjust("alice", "u", -5, HOSTILE)
+    await local_client.store.channels.set_enabled("up", False, by=HOSTILE, reason=HOSTILE)
+    rows = usage_database(local_client.usage_folder)
     hostile = end(
         arrival(),
         account="alice",

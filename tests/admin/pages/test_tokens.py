@@ -12,7 +12,7 @@ from tests.admin.pages.conftest import House, Visitor
 
 
 async def of_alice(house: House) -> Visitor:
-    await accounts.create(house.desk(), body=NewAccount(id="alice"))
+    await accounts.create(house.local_client(), body=NewAccount(id="alice"))
     visitor = await house.visitor()
     await visitor.get("/accounts/alice")
     return visitor
@@ -48,7 +48,7 @@ async def test_a_token_is_shown_once_and_works(house: House) -> None:
         "/accounts/alice/tokens", **fields
     )  # as a browser does when the page is loaded again
     assert (status, secret_in(text), "was shown then" in text) == (201, None, True)
-    assert len((await tokens.list_(house.desk(), "alice", query=TokenList())).data) == 1
+    assert len((await tokens.list_(house.local_client(), "alice", query=TokenList())).data) == 1
     _, text = await visitor.get("/accounts/alice")
     assert ("laptop" in text, secret in text) == (True, False)
     lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
