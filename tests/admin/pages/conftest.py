@@ -1,4 +1,4 @@
-"""The pages on a test server, with a real store, and visitors who have entered by links."""
+"""The pages on a test server, with a real store, and browsers that have entered by links."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ class House:
         made = await links.create(self.local_client(actor), body=NewLink(name="alice", scopes=scopes or None))
         return str(made.path).partition("ticket=")[2]
 
-    async def visitor(self, *scopes: Scope, actor: Actor | None = None) -> Visitor:
-        """Return somebody who has entered, with all scopes unless some are named."""
-        visitor = Visitor(await self.client_of())
-        status = await visitor.enter(await self.link(*scopes, actor=actor))
+    async def browser(self, *scopes: Scope, actor: Actor | None = None) -> PlainBrowser:
+        """Return a browser that has entered, with all scopes unless some are named."""
+        browser = PlainBrowser(await self.client_of())
+        status = await browser.enter(await self.link(*scopes, actor=actor))
         assert status == 303
-        return visitor
+        return browser
 
 
-class Visitor:
+class PlainBrowser:
     """A browser without JavaScript: it keeps cookies, and sends the forms of the page that it looked at last."""
 
     def __init__(self, client: Client) -> None:

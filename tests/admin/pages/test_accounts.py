@@ -15,29 +15,29 @@ from tests.store_proxy import StoreProxy
 
 
 async def test_without_accounts_the_page_says_how_to_make_one(house: House) -> None:
-    visitor = await house.visitor()
-    status, text = await visitor.get("/accounts")
+    browser = await house.browser()
+    status, text = await browser.get("/accounts")
     assert (status, "There are no accounts yet" in text, "gateway account create" in text) == (200, True, True)
-    status, text = await visitor.get("/accounts?q=nobody")
+    status, text = await browser.get("/accounts?q=nobody")
     assert (status, "No account fits this search" in text) == (200, True)
 
 
 async def test_an_account_lives_on_its_page(house: House) -> None:
-    visitor = await house.visitor()
-    status, _ = await visitor.post(
+    browser = await house.browser()
+    status, _ = await browser.post(
         "/accounts", id="alice", group="trial", external_id="a@shop.example", credit_line="1"
     )
-    assert (status, visitor.headers["Location"]) == (303, "/accounts/alice?done=created")
-    status, text = await visitor.get("/accounts/alice?done=created")
+    assert (status, browser.headers["Location"]) == (303, "/accounts/alice?done=created")
+    status, text = await browser.get("/accounts/alice?done=created")
     assert (status, "The account is there" in text, "Nothing has changed the balance yet" in text) == (200, True, True)
-    assert (await visitor.post("/accounts/alice/credit", amount="5.00", transaction="invoice-1"))[0] == 303
-    assert (await visitor.post("/accounts/alice/credit", amount="5.00", transaction="invoice-1"))[0] == 303
-    assert visitor.headers["Location"] == "/accounts/alice?done=credited-before"
-    status, text = await visitor.post("/accounts/alice/credit", amount="6.00", transaction="invoice-1")
+    assert (await browser.post("/accounts/alice/credit", amount="5.00", transaction="invoice-1"))[0] == 303
+    assert (await browser.post("/accounts/alice/credit", amount="5.00", transaction="invoice-1"))[0] == 303
+    assert browser.headers["Location"] == "/accounts/alice?done=credited-before"
+    status, text = await browser.post("/accounts/alice/credit", amount="6.00", transaction="invoice-1")
     assert (status, "was booked before with another amount" in text) == (409, True)
     assert '<details class="action " open>' in text
     assert 'value="6.00"' in text  # what was typed is still there
-    assert (await visitor.post("/accounts/alice/adjust", amount="-0.50", transaction="fix", reason="by hand"))[0] == 303
+    assert (await browser.post("/accounts/alice/adjust", amount="-0.50", transaction="fix", reason="by hand"))[0] == 303
     fields = {
         "group": "default",
         "external_id": "",
@@ -46,22 +46,22 @@ async def test_an_account_lives_on_its_page(house: House) -> None:
         "day": "0.25",
         "concurrent": "3",
     }
-    assert (await visitor.post("/accounts/alice/change", **fields))[0] == 303
+    assert (await browser.post("/accounts/alice/change", **fields))[0] == 303
     found = await accounts.read(house.local_client(), "alice")
     assert (found.balance_micros, found.credit_line_micros, found.group) == (4_500_000, 0, "default")
     assert (found.models, found.external_id) == (("words", "gpt-*"), "")
     assert (found.budgets.day, found.budgets.month, found.limits.concurrent) == (250_000, None, 3)
-    _, text = await visitor.get("/accounts/alice")
+    _, text = await browser.get("/accounts/alice")
     assert all(part in text for part in ("invoice-1", "by hand", "\u22120.50", "0.00 of 0.25"))
-    assert (await visitor.post("/accounts/alice/suspend"))[0] == 303
-    _, text = await visitor.get("/accounts/alice")
+    assert (await browser.post("/accounts/alice/suspend"))[0] == 303
+    _, text = await browser.get("/accounts/alice")
     assert ("no request of it is served" in text, "Resume" in text) == (True, True)
-    assert (await visitor.post("/accounts/alice/resume"))[0] == 303
-    assert (await visitor.post("/accounts/alice/close"))[0] == 400  # the box is not ticked
-    assert (await visitor.post("/accounts/alice/close", sure="yes"))[0] == 303
+    assert (await browser.post("/accounts/alice/resume"))[0] == 303
+    assert (await browser.post("/accounts/alice/close"))[0] == 400  # the box is not ticked
+    assert (await browser.post("/accounts/alice/close", sure="yes"))[0] == 303
     found = await accounts.read(house.local_client(), "alice")
     assert found.status is AccountStatus.CLOSED
-    _, text = await visitor.get("/accounts/alice")
+    _, text = await browser.get("/accounts/alice")
     assert 'action="/accounts/alice/credit"' not in text
     lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
     assert "page by link of test for alice" in lines
@@ -72,28 +72,28 @@ async def test_an_account_lives_on_its_page(house: House) -> None:
 
 
 async def test_what_is_wrong_with_a_form_is_said_above_it(house: House) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     for fields, said in (
         ({"id": "A!", "group": "default"}, "id: "),
         ({"id": "alice", "group": "none"}, "no group"),
         ({"id": "alice", "group": "default", "credit_line": "x"}, "is not an amount"),
     ):
-        status, text = await visitor.post("/accounts", **fields)
+        status, text = await browser.post("/accounts", **fields)
         assert (status in (400, 404), said in text, 'role="alert"' in text) == (True, True, True), fields
-    await visitor.post("/accounts", id="alice", group="default")
-    status, text = await visitor.post("/accounts", id="alice", group="default")
+    await browser.post("/accounts", id="alice", group="default")
+    status, text = await browser.post("/accounts", id="alice", group="default")
     assert (status, "exists already" in text) == (409, True)
     for amount in ("", "0", "-1", "1e400", "nan", "0.0000001", "\u0661", "9" * 30):
-        status, text = await visitor.post("/accounts/alice/credit", amount=amount, transaction="t")
+        status, text = await browser.post("/accounts/alice/credit", amount=amount, transaction="t")
         assert (status, 'role="alert"' in text) == (400, True), amount
-    assert (await visitor.post("/accounts/alice/credit", amount="1", transaction="a b"))[0] == 400
+    assert (await browser.post("/accounts/alice/credit", amount="1", transaction="a b"))[0] == 400
     assert (await accounts.read(house.local_client(), "alice")).balance_micros == 0
 
 
 async def test_a_credit_that_is_sent_many_times_at_once_is_one_line(house: House) -> None:
-    visitor = await house.visitor()
-    await visitor.post("/accounts", id="alice", group="default")
-    await asyncio.gather(*(visitor.post("/accounts/alice/credit", amount="1", transaction="once") for _ in range(20)))
+    browser = await house.browser()
+    await browser.post("/accounts", id="alice", group="default")
+    await asyncio.gather(*(browser.post("/accounts/alice/credit", amount="1", transaction="once") for _ in range(20)))
     assert (await accounts.read(house.local_client(), "alice")).balance_micros == 1_000_000
 
 
@@ -103,36 +103,36 @@ async def test_the_list_has_pages_and_is_searched(house: House) -> None:
             house.local_client(), body=NewAccount(id=f"acc{number:03}", external_id=f"{number}@shop.example")
         )
     await money.credit(house.local_client(), "acc007", body=NewCredit("t", 1_234_567))
-    visitor = await house.visitor()
-    _, text = await visitor.get("/accounts")
+    browser = await house.browser()
+    _, text = await browser.get("/accounts")
     assert ("acc049" in text, "acc050" in text, "Show the next 50" in text) == (True, False, True)
-    _, text = await visitor.get("/accounts?after=acc049")
+    _, text = await browser.get("/accounts?after=acc049")
     assert ("acc049<" in text, "acc050" in text, "acc059" in text) == (False, True, True)
-    _, text = await visitor.get("/accounts?q=7%40shop")
+    _, text = await browser.get("/accounts?q=7%40shop")
     assert ("acc007" in text, "1.234567" in text, "acc008" in text) == (True, True, False)
-    assert (await visitor.get("/accounts?status=wrong"))[0] == 400
+    assert (await browser.get("/accounts?status=wrong"))[0] == 400
 
 
 async def test_there_is_no_page_of_an_account_that_is_not_there(house: House) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     for name in ("nobody", "A", "%2e%2e%2fetc", "a" * 40, "%00", "<script>"):
-        status, text = await visitor.get(f"/accounts/{name}")
+        status, text = await browser.get(f"/accounts/{name}")
         assert (status, "<script>" in text.replace('<script src="/static', "")) == (404, False), name
 
 
 async def test_the_store_away_is_said(house_at: Callable[[str], Awaitable[House]], store_url: str) -> None:
     async with StoreProxy(store_url) as proxy:
-        visitor = await (await house_at(proxy.url)).visitor()
-        assert (await visitor.get("/accounts"))[0] == 200
+        browser = await (await house_at(proxy.url)).browser()
+        assert (await browser.get("/accounts"))[0] == 200
     for path in ("/accounts", "/accounts/alice", "/channels"):
-        status, text = await visitor.get(path)
+        status, text = await browser.get(path)
         assert (status, "The store does not answer" in text) == (503, True), path
-    assert (await visitor.post("/accounts", id="alice", group="default"))[0] == 503
+    assert (await browser.post("/accounts", id="alice", group="default"))[0] == 503
 
 
 async def test_who_may_not_touch_money_has_no_field_for_a_credit_line_and_keeps_it(house: House) -> None:
     await accounts.create(house.local_client(), body=NewAccount("alice", credit_line_micros=7_000_000))
-    clerk = await house.visitor(Scope.READ, Scope.ACCOUNTS)
+    clerk = await house.browser(Scope.READ, Scope.ACCOUNTS)
     for path in ("/accounts", "/accounts/alice"):
         assert 'name="credit_line"' not in (await clerk.get(path))[1]
     assert (await clerk.post("/accounts/alice/change", group="trial"))[0] == 303
@@ -140,7 +140,7 @@ async def test_who_may_not_touch_money_has_no_field_for_a_credit_line_and_keeps_
     assert (await clerk.post("/accounts", id="bob", group="default", credit_line="9"))[0] == 403
     found = await accounts.read(house.local_client(), "alice")
     assert (found.group, found.credit_line_micros) == ("trial", 7_000_000)
-    boss = await house.visitor()
+    boss = await house.browser()
     assert 'name="credit_line"' in (await boss.get("/accounts/alice"))[1]
     assert (await boss.post("/accounts/alice/change", group="trial"))[0] == 303
     assert (await accounts.read(house.local_client(), "alice")).credit_line_micros == 0

@@ -10,14 +10,14 @@ from gateway.admin.actions.audit import AuditLines
 from gateway.admin.actions.links import NewLink
 from gateway.admin.actions.local import Actor
 from gateway.base.errors import Refused
-from tests.admin.pages.conftest import House, Visitor
+from tests.admin.pages.conftest import House, PlainBrowser
 
 
 async def test_changes_are_listed_with_their_details_and_searched(house: House) -> None:
-    visitor = await house.visitor()
-    await visitor.post("/accounts", id="alice", group="default", external_id="<i>x</i>")
-    await visitor.post("/accounts", id="alice", group="default")
-    status, text = await visitor.get("/audit")
+    browser = await house.browser()
+    await browser.post("/accounts", id="alice", group="default", external_id="<i>x</i>")
+    await browser.post("/accounts", id="alice", group="default")
+    status, text = await browser.get("/audit")
     assert status == 200
     for part in (
         "accounts.create",
@@ -28,32 +28,32 @@ async def test_changes_are_listed_with_their_details_and_searched(house: House) 
         "links.create",
     ):
         assert part in text, part
-    _, text = await visitor.get("/audit?operation=links")
+    _, text = await browser.get("/audit?operation=links")
     assert ("links.create" in text, "accounts.create" in text) == (True, False)
-    assert "No change fits this search" in (await visitor.get("/audit?actor=nobody"))[1]
+    assert "No change fits this search" in (await browser.get("/audit?actor=nobody"))[1]
 
 
 async def test_what_callers_change_is_listed_apart(house: House) -> None:
-    visitor = await house.visitor()
-    await visitor.post("/accounts", id="alice", group="default")
-    alice = Visitor(await house.client_of())
+    browser = await house.browser()
+    await browser.post("/accounts", id="alice", group="default")
+    alice = PlainBrowser(await house.client_of())
     link = await links.own(house.local_client(), "alice")
     await alice.post("/enter", ticket=str(link.path).partition("ticket=")[2])
     await alice.get("/my")
     assert (await alice.post("/my/tokens", name="phone", once=alice.once))[0] == 201
     for query, shown in (("", (True, True)), ("?by=callers", (True, False)), ("?by=operators", (False, True))):
-        _, text = await visitor.get(f"/audit{query}")
+        _, text = await browser.get(f"/audit{query}")
         assert ("page of account alice" in text, "accounts.create" in text) == shown
-    assert (await visitor.get("/audit?by=nobody"))[0] == 400
+    assert (await browser.get("/audit?by=nobody"))[0] == 400
 
 
 @pytest.mark.parametrize("name", ["admin.token", "alice by X-Forwarded-User", "test for bob"])
 async def test_a_name_of_a_link_never_stands_for_who_made_it(house: House, name: str) -> None:
     maker = Actor("token 1a2b3c shop", frozenset({Scope.READ, Scope.ACCOUNTS}))
     made = await links.create(house.local_client(maker), body=NewLink(name=name))
-    visitor = Visitor(await house.client_of())
-    assert await visitor.enter(str(made.path).partition("ticket=")[2]) == 303
-    await visitor.post("/accounts", id="alice", group="default")
+    browser = PlainBrowser(await house.client_of())
+    assert await browser.enter(str(made.path).partition("ticket=")[2]) == 303
+    await browser.post("/accounts", id="alice", group="default")
     lines = (await audit.list_(house.local_client(), query=AuditLines())).data
     assert [line.actor for line in lines] == [f"page by link of token 1a2b3c shop for {name}", "token 1a2b3c shop"]
 

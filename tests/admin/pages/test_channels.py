@@ -8,42 +8,42 @@ from tests.admin.pages.conftest import House
 
 
 async def test_a_channel_is_disabled_with_a_reason_and_enabled(house: House) -> None:
-    visitor = await house.visitor()
-    _, text = await visitor.get("/channels")
+    browser = await house.browser()
+    _, text = await browser.get("/channels")
     assert ("healthy" in text, "sk-secret" in text) == (True, False)
-    assert (await visitor.post("/channels/up/disable", reason="too <b>slow</b>"))[0] == 303
-    _, text = await visitor.get("/channels")
+    assert (await browser.post("/channels/up/disable", reason="too <b>slow</b>"))[0] == 303
+    _, text = await browser.get("/channels")
     assert ("too &lt;b&gt;slow&lt;/b&gt;" in text, "page by link of test for alice" in text) == (True, True)
     assert (await channels.read(house.local_client(), "up")).condition is Condition.DISABLED
-    assert (await visitor.post("/channels/up/enable"))[0] == 303
+    assert (await browser.post("/channels/up/enable"))[0] == 303
     assert (await channels.read(house.local_client(), "up")).condition is Condition.HEALTHY
-    assert (await visitor.post("/channels/nothing/disable"))[0] == 404
-    status, text = await visitor.post("/channels/up/disable", reason="x" * 300)
+    assert (await browser.post("/channels/nothing/disable"))[0] == 404
+    status, text = await browser.post("/channels/up/disable", reason="x" * 300)
     assert (status, 'role="alert"' in text) == (400, True)
 
 
 async def test_a_channel_whose_name_needs_quoting_is_switched(house: House) -> None:
-    visitor = await house.visitor()
-    _, text = await visitor.get("/channels")
+    browser = await house.browser()
+    _, text = await browser.get("/channels")
     address = "/channels/%3Cb%20onclick%3Dx%3E%22%26%2F"
     assert f'action="{address}/disable"' in text
-    assert (await visitor.post(f"{address}/disable", reason="x"))[0] == 303
+    assert (await browser.post(f"{address}/disable", reason="x"))[0] == 303
     assert (await channels.read(house.local_client(), '<b onclick=x>"&/')).condition is Condition.DISABLED
 
 
 async def test_credentials_are_switched_by_number(house: House) -> None:
-    visitor = await house.visitor()
-    assert (await visitor.post("/channels/up/credentials/1", state="off"))[0] == 303
+    browser = await house.browser()
+    assert (await browser.post("/channels/up/credentials/1", state="off"))[0] == 303
     states = [str(each.state) for each in (await channels.read(house.local_client(), "up")).credentials]
     assert states == ["in use", "off"]
-    _, text = await visitor.get("/channels")
+    _, text = await browser.get("/channels")
     assert "Switch on" in text
-    assert (await visitor.post("/channels/up/credentials/1", state="on"))[0] == 303
+    assert (await browser.post("/channels/up/credentials/1", state="on"))[0] == 303
     for number, state in (("7", "off"), ("x", "off"), ("1", "gone")):
-        assert (await visitor.post(f"/channels/up/credentials/{number}", state=state))[0] == 400
+        assert (await browser.post(f"/channels/up/credentials/{number}", state=state))[0] == 400
 
 
 async def test_a_trial_says_how_the_upstream_answered(house: House) -> None:
-    visitor = await house.visitor()
-    status, text = await visitor.post("/channels/up/test", model="words")  # nothing listens there
+    browser = await house.browser()
+    status, text = await browser.post("/channels/up/test", model="words")  # nothing listens there
     assert (status, "not good" in text, "sk-secret" in text) == (200, True, False)

@@ -10,13 +10,13 @@ from tests.admin.pages.conftest import House
 
 
 async def test_the_configuration_has_no_secret_and_says_what_was_refused(house: House) -> None:
-    visitor = await house.visitor()
-    status, text = await visitor.get("/configuration")
+    browser = await house.browser()
+    status, text = await browser.get("/configuration")
     assert status == 200
     for part in ("usage-logger", "model-routing", "words", "trial", "2.00", "api_keys: [(hidden), (hidden)]"):
         assert part in text, part
     assert "sk-secret" not in text
     assert "was refused" not in text
     house.running = GatewayState(3, RefusedReload("gateway.yaml:7: models.m: <b>wrong</b>", time.time()))
-    _, text = await visitor.get("/configuration")
+    _, text = await browser.get("/configuration")
     assert ("was refused" in text, "models.m: &lt;b&gt;wrong&lt;/b&gt;" in text, "generation 3" in text) == (True,) * 3

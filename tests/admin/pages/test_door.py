@@ -19,14 +19,14 @@ from gateway.admin.http.portal import Portal
 from gateway.admin.pages.pages import Pages
 from gateway.base.errors import Refused
 from tests.admin.http.conftest import TOKEN
-from tests.admin.pages.conftest import House, Visitor
+from tests.admin.pages.conftest import House, PlainBrowser
 
 SSO = 'admin_sso: {header: X-Forwarded-User, from: [%s], scopes: {boss: [read, accounts], "*": [read], nobody: []}}'
 
 
 async def test_a_link_lets_one_person_in_once(house: House) -> None:
     ticket = await house.link()
-    first, second = Visitor(await house.client_of()), Visitor(await house.client_of())
+    first, second = PlainBrowser(await house.client_of()), PlainBrowser(await house.client_of())
     assert (await first.get("/accounts"))[0] == 401
     assert (await first.get(f"/enter?ticket={ticket}"))[0] == 200  # looking at the link uses nothing up
     assert (await first.get(f"/enter?ticket={ticket}"))[0] == 200
@@ -41,29 +41,32 @@ async def test_a_port_for_callers_lets_no_operator_in_and_leaves_the_link_good(
 ) -> None:
     pages = Pages(house.local_client, AdminToken(house.loaded.config), {}, operators=False)
     jar = CookieJar(unsafe=True)
-    visitor, ticket = Visitor(await aiohttp_client(Portal(pages).application(), cookie_jar=jar)), await house.link()
-    status, text = await visitor.post("/enter", ticket=ticket)
-    assert (status, "link is for operators" in text, "Set-Cookie" in visitor.headers) == (403, True, False)
-    assert await Visitor(await house.client_of()).enter(ticket) == 303
+    browser, ticket = (
+        PlainBrowser(await aiohttp_client(Portal(pages).application(), cookie_jar=jar)),
+        await house.link(),
+    )
+    status, text = await browser.post("/enter", ticket=ticket)
+    assert (status, "link is for operators" in text, "Set-Cookie" in browser.headers) == (403, True, False)
+    assert await PlainBrowser(await house.client_of()).enter(ticket) == 303
     await accounts.create(house.local_client(), body=NewAccount("alice"))
     link = await links.own(house.local_client(), "alice")
-    assert (await visitor.post("/enter", ticket=str(link.path).partition("ticket=")[2]))[0] == 303
-    assert (await visitor.get("/my"))[0] == 200
+    assert (await browser.post("/enter", ticket=str(link.path).partition("ticket=")[2]))[0] == 303
+    assert (await browser.get("/my"))[0] == 200
 
 
 async def test_fifty_who_use_a_ticket_at_once_get_one_session(house: House) -> None:
-    visitor, ticket = Visitor(await house.client_of()), await house.link()
-    answers = await asyncio.gather(*(visitor.post("/enter", ticket=ticket) for _ in range(50)))
+    browser, ticket = PlainBrowser(await house.client_of()), await house.link()
+    answers = await asyncio.gather(*(browser.post("/enter", ticket=ticket) for _ in range(50)))
     assert sorted(status for status, _ in answers) == [303] + [403] * 49
     sessions = [key async for key in house.store.client.keys("gw:{pages}:session:*")]
     assert len(sessions) == 1
 
 
 async def test_the_cookie_cannot_be_guessed_read_by_scripts_or_sent_by_other_sites(house: House) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     ticket = await house.link()
-    await visitor.post("/enter", ticket=ticket)
-    cookie = visitor.headers["Set-Cookie"]
+    await browser.post("/enter", ticket=ticket)
+    cookie = browser.headers["Set-Cookie"]
     name, _, rest = cookie.partition("=")
     value = rest.partition(";")[0]
     assert name == "sluicegate"
@@ -82,72 +85,72 @@ async def test_a_ticket_is_good_for_ten_minutes(house: House, monkeypatch: pytes
     (key,) = [key async for key in house.store.client.keys("gw:{pages}:link:*")]
     assert 590_000 < await house.store.client.call("PTTL", key) <= 600_000
     await house.store.client.call("PEXPIRE", key, 0)
-    assert await Visitor(await house.client_of()).enter(ticket) == 403
+    assert await PlainBrowser(await house.client_of()).enter(ticket) == 403
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "../../etc", "\u2028", "a" * 20_000])
 async def test_what_is_no_ticket_lets_nobody_in(house: House, ticket: str) -> None:
-    visitor = Visitor(await house.client_of())
-    assert await visitor.enter(ticket) == 403
-    assert (await visitor.get("/accounts"))[0] == 401
+    browser = PlainBrowser(await house.client_of())
+    assert await browser.enter(ticket) == 403
+    assert (await browser.get("/accounts"))[0] == 401
 
 
 async def test_a_session_lasts_twelve_hours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 12 * 3600 - 60)
-    assert (await visitor.get("/accounts"))[0] == 200
+    assert (await browser.get("/accounts"))[0] == 200
     monkeypatch.setattr(time, "time", lambda: now + 12 * 3600 + 1)
-    assert (await visitor.get("/accounts"))[0] == 401
+    assert (await browser.get("/accounts"))[0] == 401
 
 
 async def test_leaving_ends_the_session_also_for_who_has_copied_its_cookie(house: House) -> None:
-    visitor, thief = await house.visitor(), Visitor(await house.client_of())
-    (kept,) = visitor.client.session.cookie_jar
+    browser, thief = await house.browser(), PlainBrowser(await house.client_of())
+    (kept,) = browser.client.session.cookie_jar
     cookie = {"Cookie": f"sluicegate={kept.value}"}
     assert (await thief.get("/accounts", **cookie))[0] == 200
-    status, text = await visitor.post("/leave")
+    status, text = await browser.post("/leave")
     assert (status, "You have left" in text) == (200, True)
     assert (await thief.get("/accounts", **cookie))[0] == 401
-    assert (await visitor.get("/accounts"))[0] == 401
+    assert (await browser.get("/accounts"))[0] == 401
 
 
 async def test_links_and_sessions_end_with_the_management_token_that_made_them(house: House) -> None:
     tokens = ManagementTokens(house.store.client)
     made, _ = await tokens.create("shop", ["read"], None, "test")
     actor = Actor("shop", frozenset({Scope.READ}), made.id)
-    visitor, ticket = await house.visitor(actor=actor), await house.link(actor=actor)
-    assert (await visitor.get("/accounts"))[0] == 200
+    browser, ticket = await house.browser(actor=actor), await house.link(actor=actor)
+    assert (await browser.get("/accounts"))[0] == 200
     await management_tokens.revoke(house.local_client(), made.id)
-    assert (await visitor.get("/accounts"))[0] == 401
-    assert await Visitor(await house.client_of()).enter(ticket) == 403
+    assert (await browser.get("/accounts"))[0] == 401
+    assert await PlainBrowser(await house.client_of()).enter(ticket) == 403
 
 
 async def test_a_session_ends_when_the_management_token_that_made_it_expires(house: House) -> None:
     tokens = ManagementTokens(house.store.client)
     made, _ = await tokens.create("shop", ["read"], int(time.time()) + 2, "test")
-    visitor = await house.visitor(actor=Actor("shop", frozenset({Scope.READ}), made.id))
+    browser = await house.browser(actor=Actor("shop", frozenset({Scope.READ}), made.id))
     while time.time() < (made.expires_at or 0):
         await asyncio.sleep(0.05)
-    assert (await visitor.get("/accounts"))[0] == 401
+    assert (await browser.get("/accounts"))[0] == 401
 
 
 async def test_links_and_sessions_end_when_the_admin_token_is_changed(house: House) -> None:
-    visitor, ticket = await house.visitor(), await house.link()
+    browser, ticket = await house.browser(), await house.link()
     (house.folder / "next").write_text("another-admin-token-of-37-characters")
     (house.folder / "next").replace(house.folder / "admin.token")
-    assert (await visitor.get("/accounts"))[0] == 401
-    assert await Visitor(await house.client_of()).enter(ticket) == 403
-    assert await Visitor(await house.client_of()).enter(await house.link()) == 303
+    assert (await browser.get("/accounts"))[0] == 401
+    assert await PlainBrowser(await house.client_of()).enter(ticket) == 403
+    assert await PlainBrowser(await house.client_of()).enter(await house.link()) == 303
 
 
 async def test_a_link_gives_no_scope_that_its_maker_does_not_have(house: House) -> None:
     reader = Actor("reader", frozenset({Scope.READ}), "")
     with pytest.raises(Exception, match="You do not have money yourself"):
         await house.link(Scope.READ, Scope.MONEY, actor=reader)
-    visitor = await house.visitor(actor=reader)
-    assert "New account" not in (await visitor.get("/accounts"))[1]
-    assert (await visitor.post("/accounts", id="bob", group="default"))[0] == 403
+    browser = await house.browser(actor=reader)
+    assert "New account" not in (await browser.get("/accounts"))[1]
+    assert (await browser.post("/accounts", id="bob", group="default"))[0] == 403
 
 
 async def test_the_audit_log_has_no_ticket(house: House) -> None:
@@ -159,59 +162,59 @@ async def test_the_audit_log_has_no_ticket(house: House) -> None:
 
 async def test_a_trusted_proxy_signs_people_on_with_the_scopes_of_their_names(house: House) -> None:
     house.loaded = house.configured(SSO % "127.0.0.1")
-    boss, guest = Visitor(await house.client_of()), Visitor(await house.client_of())
+    boss, guest = PlainBrowser(await house.client_of()), PlainBrowser(await house.client_of())
     assert (await boss.get("/accounts"))[0] == 401
     status, text = await boss.get("/accounts", **{"X-Forwarded-User": "boss"})
     assert (status, "New account" in text) == (200, True)
     status, text = await guest.get("/accounts", **{"X-Forwarded-User": "<b>guest</b>"})
     assert (status, "New account" in text, "<b>guest" in text) == (200, False, False)
     for wrong in ("nobody", "*", "", "x" * 129):  # who is called "*" has not the scopes of all others
-        status, _ = await Visitor(await house.client_of()).get("/accounts", **{"X-Forwarded-User": wrong})
+        status, _ = await PlainBrowser(await house.client_of()).get("/accounts", **{"X-Forwarded-User": wrong})
         assert status == 403, wrong
     assert (await boss.get("/accounts"))[0] == 401  # its cookie is nothing without the header
 
 
 async def test_a_proxy_that_is_not_trusted_signs_nobody_on(house: House) -> None:
     house.loaded = house.configured(SSO % "10.0.0.0/8")
-    status, text = await Visitor(await house.client_of()).get("/accounts", **{"X-Forwarded-User": "boss"})
+    status, text = await PlainBrowser(await house.client_of()).get("/accounts", **{"X-Forwarded-User": "boss"})
     assert (status, "is not believed from your address" in text) == (403, True)
 
 
 async def test_a_reload_changes_who_signs_on(house: House) -> None:
-    visitor, header = Visitor(await house.client_of()), {"X-Forwarded-User": "boss"}
-    assert (await visitor.get("/accounts", **header))[0] == 401
+    browser, header = PlainBrowser(await house.client_of()), {"X-Forwarded-User": "boss"}
+    assert (await browser.get("/accounts", **header))[0] == 401
     house.loaded = house.configured(SSO % "127.0.0.1")
-    assert (await visitor.get("/accounts", **header))[0] == 200
+    assert (await browser.get("/accounts", **header))[0] == 200
     house.loaded = house.configured("")
-    assert (await visitor.get("/accounts", **header))[0] == 401
+    assert (await browser.get("/accounts", **header))[0] == 401
 
 
 async def test_the_cookie_is_secure_where_a_trusted_proxy_has_tls(house: House) -> None:
     house.loaded = house.configured(SSO % "127.0.0.1")
-    visitor = Visitor(await house.client_of())
+    browser = PlainBrowser(await house.client_of())
     for proto, secure in (("https", True), ("http", False)):
         form = {"ticket": await house.link()}
-        headers = {"Origin": visitor.origin, "X-Forwarded-Proto": proto}
-        async with visitor.client.post("/enter", data=form, headers=headers, allow_redirects=False) as response:
+        headers = {"Origin": browser.origin, "X-Forwarded-Proto": proto}
+        async with browser.client.post("/enter", data=form, headers=headers, allow_redirects=False) as response:
             assert (response.status, "Secure" in response.headers["Set-Cookie"]) == (303, secure)
     house.loaded = house.configured(SSO % "10.0.0.0/8")  # from elsewhere nobody says so
-    form, headers = {"ticket": await house.link()}, {"Origin": visitor.origin, "X-Forwarded-Proto": "https"}
-    async with visitor.client.post("/enter", data=form, headers=headers, allow_redirects=False) as response:
+    form, headers = {"ticket": await house.link()}, {"Origin": browser.origin, "X-Forwarded-Proto": "https"}
+    async with browser.client.post("/enter", data=form, headers=headers, allow_redirects=False) as response:
         assert "Secure" not in response.headers["Set-Cookie"]
 
 
 async def test_who_is_signed_on_by_a_proxy_sends_forms_of_its_own_and_leaves_no_session(house: House) -> None:
     house.loaded = house.configured(SSO % "127.0.0.1")
-    visitor = Visitor(await house.client_of())
+    browser = PlainBrowser(await house.client_of())
     headers = {"X-Forwarded-User": "boss"}
-    await visitor.get("/accounts", **headers)
-    assert "Set-Cookie" not in visitor.headers
-    boss = visitor.proof
-    await visitor.get("/accounts", **{"X-Forwarded-User": "guest"})
-    headers["Origin"] = visitor.origin
-    for proof, status in ((visitor.proof, 403), ("", 403), (boss, 303)):
+    await browser.get("/accounts", **headers)
+    assert "Set-Cookie" not in browser.headers
+    boss = browser.proof
+    await browser.get("/accounts", **{"X-Forwarded-User": "guest"})
+    headers["Origin"] = browser.origin
+    for proof, status in ((browser.proof, 403), ("", 403), (boss, 303)):
         fields = {"form": proof, "id": "alice", "group": "default"}
-        async with visitor.client.post("/accounts", data=fields, headers=headers, allow_redirects=False) as response:
+        async with browser.client.post("/accounts", data=fields, headers=headers, allow_redirects=False) as response:
             assert response.status == status
     assert [key async for key in house.store.client.keys("gw:{pages}:*")] == []
 

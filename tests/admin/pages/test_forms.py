@@ -13,7 +13,7 @@ from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.action import Scope
 from gateway.admin.pages import view
 from gateway.admin.pages.view import LARGEST
-from tests.admin.pages.conftest import House, Visitor
+from tests.admin.pages.conftest import House, PlainBrowser
 from tests.patience import PATIENCE_S
 
 NEW = {"id": "alice", "group": "default"}
@@ -25,32 +25,32 @@ async def ids(house: House) -> list[str]:
 
 @pytest.mark.parametrize("origin", ["", "null", "http://evil.example", "https://127.0.0.1", "http://127.0.0.1:1"])
 async def test_a_form_of_another_origin_does_nothing(house: House, origin: str) -> None:
-    visitor = await house.visitor()
-    status, text = await visitor.post("/accounts", origin=origin, **NEW)
+    browser = await house.browser()
+    status, text = await browser.post("/accounts", origin=origin, **NEW)
     assert (status, "form_refused" in text, await ids(house)) == (403, True, [])
-    assert (await visitor.post("/accounts", **NEW))[0] == 303
+    assert (await browser.post("/accounts", **NEW))[0] == 303
     assert await ids(house) == ["alice"]
 
 
 async def test_a_request_without_an_origin_does_nothing(house: House) -> None:
-    visitor = await house.visitor()
-    async with visitor.client.post("/accounts", data={"form": visitor.proof, **NEW}) as response:
+    browser = await house.browser()
+    async with browser.client.post("/accounts", data={"form": browser.proof, **NEW}) as response:
         assert response.status == 403
     assert await ids(house) == []
 
 
 async def test_a_form_of_another_session_does_nothing(house: House) -> None:
-    visitor, other = await house.visitor(), await house.visitor()
+    browser, other = await house.browser(), await house.browser()
     for proof in ("", "x", other.proof, "\u2028"):
-        status, text = await visitor.post("/accounts", proof=proof, **NEW)
+        status, text = await browser.post("/accounts", proof=proof, **NEW)
         assert (status, "form_refused" in text) == (403, True)
     assert await ids(house) == []
 
 
 async def test_every_address_that_takes_a_form_wants_its_proof(house: House) -> None:
-    visitor = await house.visitor()
-    await visitor.post("/accounts", **NEW)
-    app = visitor.client.app
+    browser = await house.browser()
+    await browser.post("/accounts", **NEW)
+    app = browser.client.app
     assert app is not None
     paths = {
         route.resource.canonical
@@ -60,36 +60,39 @@ async def test_every_address_that_takes_a_form_wants_its_proof(house: House) -> 
     assert len(paths) >= 15
     for path in paths:
         filled = path.format(account="alice", token="x", name="up", number="0")
-        assert (await visitor.post(filled, proof=""))[0] == 403, path
-        assert (await visitor.post(filled, origin="http://evil.example"))[0] == 403, path
-        assert (await Visitor(await house.client_of()).post(filled))[0] in (401, 200 if path == "/leave" else 401), path
+        assert (await browser.post(filled, proof=""))[0] == 403, path
+        assert (await browser.post(filled, origin="http://evil.example"))[0] == 403, path
+        assert (await PlainBrowser(await house.client_of()).post(filled))[0] in (
+            401,
+            200 if path == "/leave" else 401,
+        ), path
 
 
 async def test_a_form_is_small(house: House) -> None:
-    visitor = await house.visitor()
-    status, text = await visitor.post("/accounts", **NEW, external_id="x" * LARGEST)
+    browser = await house.browser()
+    status, text = await browser.post("/accounts", **NEW, external_id="x" * LARGEST)
     assert (status, "request_too_large" in text) == (413, True)
-    status, _ = await visitor.post("/enter", ticket="x" * LARGEST)
+    status, _ = await browser.post("/enter", ticket="x" * LARGEST)
     assert status == 413
     fields = {f"f{number}": "" for number in range(101)}
-    assert (await visitor.post("/accounts", **NEW, **fields))[0] == 400
+    assert (await browser.post("/accounts", **NEW, **fields))[0] == 400
     assert await ids(house) == []
 
 
 @pytest.mark.parametrize("body", [b"\xff=1", b"id=%ff%fe", b"id=a&id=b", b"{}"])
 async def test_what_is_no_form_is_refused(house: House, body: bytes) -> None:
-    visitor = await house.visitor()
-    headers = {"Origin": visitor.origin, "Content-Type": "application/x-www-form-urlencoded"}
-    async with visitor.client.post("/accounts", data=body, headers=headers) as response:
+    browser = await house.browser()
+    headers = {"Origin": browser.origin, "Content-Type": "application/x-www-form-urlencoded"}
+    async with browser.client.post("/accounts", data=body, headers=headers) as response:
         assert response.status in (400, 403)
     headers["Content-Type"] = "application/json"
-    async with visitor.client.post("/accounts", data=body, headers=headers) as response:
+    async with browser.client.post("/accounts", data=body, headers=headers) as response:
         assert response.status == 415
 
 
 async def test_nobody_does_what_the_scopes_do_not_say(house: House) -> None:
-    await (await house.visitor()).post("/accounts", **NEW)
-    reader = await house.visitor(Scope.READ)
+    await (await house.browser()).post("/accounts", **NEW)
+    reader = await house.browser(Scope.READ)
     before = await house.store.accounts.get("alice")
     _, text = await reader.get("/accounts/alice")
     assert not any(f'action="/accounts/alice{verb}"' in text for verb in ("/credit", "/close", "/tokens", "/suspend"))
@@ -108,7 +111,7 @@ async def test_nobody_does_what_the_scopes_do_not_say(house: House) -> None:
     assert (await reader.get("/audit"))[0] == 403
     assert await house.store.accounts.get("alice") == before
     assert await ids(house) == ["alice"]
-    money = await house.visitor(Scope.MONEY)
+    money = await house.browser(Scope.MONEY)
     assert (await money.get("/"))[0] == 403
     assert (await money.get("/now/feed"))[0] == 403
     assert (await money.get("/accounts"))[0] == 403
@@ -122,7 +125,7 @@ async def test_a_form_that_does_not_end_is_refused(house: House, monkeypatch: py
         yield b"ticket="
         await asyncio.sleep(PATIENCE_S)
 
-    headers = {"Origin": Visitor(client).origin, "Content-Type": "application/x-www-form-urlencoded"}
+    headers = {"Origin": PlainBrowser(client).origin, "Content-Type": "application/x-www-form-urlencoded"}
     async with client.post("/enter", data=slow(), headers=headers) as response:
         assert response.status == 408
 
@@ -141,16 +144,16 @@ async def test_a_form_that_does_not_end_is_refused(house: House, monkeypatch: py
 async def test_what_is_wrong_in_a_form_is_said_in_words(
     house: House, path: str, fields: dict[str, str], said: str
 ) -> None:
-    visitor = await house.visitor()
-    await visitor.post("/accounts", **NEW)
-    status, text = await visitor.post(f"/accounts/alice/{path}", **fields)
+    browser = await house.browser()
+    await browser.post("/accounts", **NEW)
+    status, text = await browser.post(f"/accounts/alice/{path}", **fields)
     assert (status, said in unescape(text)) == (400, True), text
 
 
 async def test_a_caller_hears_no_words_for_operators(house: House) -> None:
     await accounts.create(house.local_client(), body=NewAccount("alice"))
     link = await links.own(house.local_client(), "alice")
-    caller = Visitor(await house.client_of())
+    caller = PlainBrowser(await house.client_of())
     await caller.post("/enter", ticket=str(link.path).partition("ticket=")[2])
     await caller.get("/my")
     status, text = await caller.post("/my/tokens/00000000/delete", sure="yes")
@@ -168,6 +171,6 @@ async def test_a_caller_hears_no_words_for_operators(house: House) -> None:
     ],
 )
 async def test_who_looks_at_the_address_of_a_form_sees_its_page(house: House, path: str, page: str) -> None:
-    visitor = await house.visitor()
-    status, _ = await visitor.get(path)
-    assert (status, visitor.headers["Location"]) == (303, page)
+    browser = await house.browser()
+    status, _ = await browser.get(path)
+    assert (status, browser.headers["Location"]) == (303, page)

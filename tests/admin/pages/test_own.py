@@ -13,7 +13,7 @@ from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken, TokenList
 from gateway.store.accounts import AccountStatus
-from tests.admin.pages.conftest import House, Visitor
+from tests.admin.pages.conftest import House, PlainBrowser
 from tests.records import arrival, end, usage_database
 
 
@@ -30,13 +30,13 @@ async def own(house: House) -> AsyncIterator[House]:
     rows.close()
 
 
-async def entered(house: House, account: str) -> Visitor:
+async def entered(house: House, account: str) -> PlainBrowser:
     """Return a caller who has entered by a link of its account."""
     made = await links.own(house.local_client(), account)
-    visitor = Visitor(await house.client_of())
-    status, _ = await visitor.post("/enter", ticket=str(made.path).partition("ticket=")[2])
-    assert (status, visitor.headers["Location"]) == (303, "/my")
-    return visitor
+    browser = PlainBrowser(await house.client_of())
+    status, _ = await browser.post("/enter", ticket=str(made.path).partition("ticket=")[2])
+    assert (status, browser.headers["Location"]) == (303, "/my")
+    return browser
 
 
 async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) -> None:
@@ -89,7 +89,7 @@ async def test_a_caller_cannot_touch_what_is_not_its_own(own: House) -> None:
 
 
 async def test_an_operator_has_no_pages_of_an_account_of_its_own(own: House) -> None:
-    boss = await own.visitor()
+    boss = await own.browser()
     assert (await boss.get("/my"))[0] == 403
 
 

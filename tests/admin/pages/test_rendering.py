@@ -14,7 +14,7 @@ from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.tokens import NewToken
 from gateway.admin.pages.view import count, money, share, span
 from gateway.domain.exchange import Outcome
-from tests.admin.pages.conftest import House, Visitor
+from tests.admin.pages.conftest import House, PlainBrowser
 from tests.records import arrival, end, usage_database
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
@@ -34,7 +34,7 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-async def pages_of(house: House) -> tuple[Visitor, list[str]]:
+async def pages_of(house: House) -> tuple[PlainBrowser, list[str]]:
     """Fill the store and the log with hostile texts, and return who looks and where these are shown."""
     local_client = house.local_client()
     await accounts.create(local_client, body=NewAccount(id="alice", external_id=HOSTILE))
@@ -59,11 +59,11 @@ async def pages_of(house: House) -> tuple[Visitor, list[str]]:
     rows.close()
     paths = ["/", "/requests", f"/requests/{hostile.id}", "/accounts", "/accounts/alice", "/channels", "/audit"]
     paths += ["/money?by=day&by=account&by=model&by=channel", "/configuration"]
-    return await house.visitor(), paths
+    return await house.browser(), paths
 
 
 async def test_nothing_that_somebody_wrote_becomes_an_element(house: House) -> None:
-    visitor, paths = await pages_of(house)
+    browser, paths = await pages_of(house)
     quoted = "/requests?account=%3Cscript%3Ealert(1)%3C/script%3E%22onfocus=x&model=%22%3E%3Cimg%20src=x%3E"
     for path in (
         *paths,
@@ -72,7 +72,7 @@ async def test_nothing_that_somebody_wrote_becomes_an_element(house: House) -> N
         "/audit?actor=%22%3E%3Cb%3E",
         "/accounts/%3Cscript%3E",
     ):
-        status, text = await visitor.get(path)
+        status, text = await browser.get(path)
         elements = Elements(text).found
         assert status in (200, 404), path
         assert "{{" not in text.replace("{{7*7}}", ""), path
@@ -88,20 +88,20 @@ async def test_nothing_that_somebody_wrote_becomes_an_element(house: House) -> N
 
 
 async def test_every_page_says_what_a_browser_may_do_and_is_small(house: House) -> None:
-    visitor, paths = await pages_of(house)
+    browser, paths = await pages_of(house)
     whole = 0
     for path in paths:
-        status, text = await visitor.get(path)
+        status, text = await browser.get(path)
         assert status == 200, path
-        policy = visitor.headers["Content-Security-Policy"]
+        policy = browser.headers["Content-Security-Policy"]
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
-        assert (visitor.headers["Cache-Control"], visitor.headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
-        assert visitor.headers["Referrer-Policy"] == "same-origin"
+        assert (browser.headers["Cache-Control"], browser.headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
+        assert browser.headers["Referrer-Policy"] == "same-origin"
         size = len(text.encode())
         for address in set(re.findall(r'(?:src|href)="(/static/[^"]+)"', text)):
-            async with visitor.client.get(address) as response:
+            async with browser.client.get(address) as response:
                 assert response.status == 200
                 assert "immutable" in response.headers["Cache-Control"]
                 size += len(await response.read())
@@ -111,9 +111,9 @@ async def test_every_page_says_what_a_browser_may_do_and_is_small(house: House) 
 
 
 async def test_every_page_has_its_landmarks_and_names_its_fields(house: House) -> None:
-    visitor, paths = await pages_of(house)
+    browser, paths = await pages_of(house)
     for path in paths:
-        _, text = await visitor.get(path)
+        _, text = await browser.get(path)
         elements = Elements(text).found
         tags = [tag for tag, _ in elements]
         assert [tags.count(tag) for tag in ("main", "header", "h1")] == [1, 1, 1], path
@@ -130,8 +130,8 @@ async def test_every_page_has_its_landmarks_and_names_its_fields(house: House) -
 
 @pytest.mark.parametrize("name", ["..%2fpages.py", "%2e%2e/pages.py", "style.css%00", "nothing.css", "../rendering.py"])
 async def test_only_the_files_beside_the_pages_are_served(house: House, name: str) -> None:
-    visitor = Visitor(await house.client_of())
-    assert (await visitor.get(f"/static/{name}"))[0] in (401, 404)
+    browser = PlainBrowser(await house.client_of())
+    assert (await browser.get(f"/static/{name}"))[0] in (401, 404)
 
 
 def test_numbers_are_as_people_read_them() -> None:

@@ -16,13 +16,13 @@ def rows(house: House) -> UsageDatabase:
 
 
 async def test_without_requests_the_page_says_how_one_comes_here(house: House) -> None:
-    visitor = await house.visitor()
-    assert "No request yet" in (await visitor.get("/requests"))[1]
-    assert "No request fits this search" in (await visitor.get("/requests?account=alice"))[1]
+    browser = await house.browser()
+    assert "No request yet" in (await browser.get("/requests"))[1]
+    assert "No request fits this search" in (await browser.get("/requests?account=alice"))[1]
 
 
 async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDatabase) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     mine = end(arrival(), account="mine", model="m1", channel="c1", token_id="mine-1")
     failed = end(arrival(), account="other", model="m2", outcome=Outcome.UPSTREAM_FAILED, error_code="upstream_timeout")
     rows.write([mine, failed])
@@ -37,32 +37,32 @@ async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDat
         "?since=1h": {mine.id, failed.id},
         "?until=2001-01": set(),
     }.items():
-        status, text = await visitor.get(f"/requests{query}")
+        status, text = await browser.get(f"/requests{query}")
         assert (status, {each.id for each in (mine, failed) if f"/requests/{each.id}" in text}) == (200, found), query
-    status, _ = await visitor.get(f"/requests?id={mine.id}")
-    assert (status, visitor.headers["Location"]) == (303, f"/requests/{mine.id}")
+    status, _ = await browser.get(f"/requests?id={mine.id}")
+    assert (status, browser.headers["Location"]) == (303, f"/requests/{mine.id}")
     for query in ("?since=yesterday", "?outcome=x", "?since=2026-11-22&until=2026-11-21", "?after=x"):
-        status, text = await visitor.get(f"/requests{query}")
+        status, text = await browser.get(f"/requests{query}")
         assert (status, 'role="alert"' in text or "That did not work" in text) == (400, True), query
 
 
 async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     records = [end(arrival(), account="mine") for _ in range(120)]
     rows.write(records)
     path, seen = "/requests?account=mine", []
     for _ in range(3):
-        _, text = await visitor.get(path)
+        _, text = await browser.get(path)
         seen += [each.id for each in reversed(records) if f"/requests/{each.id}" in text]
         path = text.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
     assert (seen, path) == ([each.id for each in reversed(records)], "")
 
 
 async def test_a_request_is_told_as_a_story(house: House, rows: UsageDatabase) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     record = end(arrival(), **COSTED, upstream_request_id="req-of-the-upstream")
     rows.write([record])
-    status, text = await visitor.get(f"/requests/{record.id}")
+    status, text = await browser.get(f"/requests/{record.id}")
     assert status == 200
     for part in (
         "Sent to channel openai",
@@ -74,17 +74,17 @@ async def test_a_request_is_told_as_a_story(house: House, rows: UsageDatabase) -
         "prompt_tokens",
     ):
         assert part in text, part
-    status, text = await visitor.get(f"/requests/{arrival().id}")
+    status, text = await browser.get(f"/requests/{arrival().id}")
     assert status == 404
     for wrong in ("x", "00000000-0000-0000-0000-000000000000", "%3Cscript%3E"):
-        assert (await visitor.get(f"/requests/{wrong}"))[0] in (400, 404), wrong
+        assert (await browser.get(f"/requests/{wrong}"))[0] in (400, 404), wrong
 
 
 async def test_the_export_has_what_was_searched_for_and_no_formula(house: House, rows: UsageDatabase) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     rows.write([end(arrival(), account="mine", model="=1+1"), end(arrival(), account="other")])
-    status, text = await visitor.get("/requests.csv?account=mine")
+    status, text = await browser.get("/requests.csv?account=mine")
     lines = text.splitlines()
     assert (status, len(lines), lines[0].startswith("id,")) == (200, 2, True)
-    assert visitor.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
+    assert browser.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
     assert ",'=1+1," in lines[1]

@@ -17,17 +17,17 @@ def rows(house: House) -> UsageDatabase:
 
 
 async def test_without_charges_the_page_says_how_there_are_some(house: House) -> None:
-    _, text = await (await house.visitor()).get("/money")
+    _, text = await (await house.browser()).get("/money")
     assert "Nothing was charged in this time" in text
     assert "<rect" not in text
 
 
 async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageDatabase) -> None:
-    visitor = await house.visitor()
+    browser = await house.browser()
     rows.write(
         [end(arrival(), account="a", **COSTED), end(arrival(), account="a", **COSTED), end(arrival(), account="b")]
     )
-    status, text = await visitor.get("/money?by=account&by=channel")
+    status, text = await browser.get("/money?by=account&by=channel")
     assert status == 200
     for part in (
         "0.000369",
@@ -38,14 +38,14 @@ async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageDataba
         'class="charge"',
     ):
         assert part in text, part
-    status, text = await visitor.get("/money.csv?by=account&by=channel")
+    status, text = await browser.get("/money.csv?by=account&by=channel")
     table = list(csv.DictReader(text.splitlines()))
     assert {(line["account"], line["channel"], line["charge_micros"], line["cost_micros"]) for line in table} == {
         ("a", "openai", "246", "200"),
         ("b", "openai", "123", "0"),
     }
-    assert "Nothing was charged" in (await visitor.get("/money?account=nobody"))[1]
-    assert "Nothing was charged" in (await visitor.get("/money?since=2001-01&until=2001-02"))[1]
+    assert "Nothing was charged" in (await browser.get("/money?account=nobody"))[1]
+    assert "Nothing was charged" in (await browser.get("/money?since=2001-01&until=2001-02"))[1]
     for query in ("?since=x", "?since=2026-11-22&until=2026-11-21"):
-        status, text = await visitor.get(f"/money{query}")
+        status, text = await browser.get(f"/money{query}")
         assert (status, 'role="alert"' in text) == (400, True), query

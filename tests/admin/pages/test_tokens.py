@@ -8,14 +8,14 @@ from gateway.admin.actions import accounts, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.tokens import TokenList
 from gateway.base.errors import Refused
-from tests.admin.pages.conftest import House, Visitor
+from tests.admin.pages.conftest import House, PlainBrowser
 
 
-async def of_alice(house: House) -> Visitor:
+async def of_alice(house: House) -> PlainBrowser:
     await accounts.create(house.local_client(), body=NewAccount(id="alice"))
-    visitor = await house.visitor()
-    await visitor.get("/accounts/alice")
-    return visitor
+    browser = await house.browser()
+    await browser.get("/accounts/alice")
+    return browser
 
 
 def secret_in(text: str) -> str | None:
@@ -24,16 +24,16 @@ def secret_in(text: str) -> str | None:
 
 
 async def test_a_token_is_shown_once_and_works(house: House) -> None:
-    visitor = await of_alice(house)
+    browser = await of_alice(house)
     fields = {
         "name": "laptop",
         "days": "30",
         "day": "1.00",
         "models": "words",
         "addresses": "10.0.0.0/8",
-        "once": visitor.once,
+        "once": browser.once,
     }
-    status, text = await visitor.post("/accounts/alice/tokens", **fields)
+    status, text = await browser.post("/accounts/alice/tokens", **fields)
     secret = secret_in(text)
     assert status == 201
     assert secret is not None
@@ -44,38 +44,38 @@ async def test_a_token_is_shown_once_and_works(house: House) -> None:
         ("10.0.0.0/8",),
         1_000_000,
     )
-    status, text = await visitor.post(
+    status, text = await browser.post(
         "/accounts/alice/tokens", **fields
     )  # as a browser does when the page is loaded again
     assert (status, secret_in(text), "was shown then" in text) == (201, None, True)
     assert len((await tokens.list_(house.local_client(), "alice", query=TokenList())).data) == 1
-    _, text = await visitor.get("/accounts/alice")
+    _, text = await browser.get("/accounts/alice")
     assert ("laptop" in text, secret in text) == (True, False)
     lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
     assert secret not in lines
 
 
 async def test_a_token_is_replaced_disabled_enabled_and_deleted(house: House) -> None:
-    visitor = await of_alice(house)
-    _, text = await visitor.post("/accounts/alice/tokens", name="old")
+    browser = await of_alice(house)
+    _, text = await browser.post("/accounts/alice/tokens", name="old")
     old = secret_in(text) or ""
     short = old.split("-")[2]
-    status, text = await visitor.post(f"/accounts/alice/tokens/{short}/rotate", hours="24")
+    status, text = await browser.post(f"/accounts/alice/tokens/{short}/rotate", hours="24")
     new = secret_in(text) or ""
     assert (status, new != old) == (201, True)
     for text in (old, new):
         assert (await house.store.tokens.authenticate(text)).account.id == "alice"
-    assert (await visitor.post(f"/accounts/alice/tokens/{short}/disable"))[0] == 303
+    assert (await browser.post(f"/accounts/alice/tokens/{short}/disable"))[0] == 303
     assert await is_refused(house, old)
-    assert (await visitor.post(f"/accounts/alice/tokens/{short}/enable"))[0] == 303
+    assert (await browser.post(f"/accounts/alice/tokens/{short}/enable"))[0] == 303
     assert not await is_refused(house, old)
-    assert (await visitor.post(f"/accounts/alice/tokens/{short}/delete"))[0] == 400
-    assert (await visitor.post(f"/accounts/alice/tokens/{short}/delete", sure="yes"))[0] == 303
+    assert (await browser.post(f"/accounts/alice/tokens/{short}/delete"))[0] == 400
+    assert (await browser.post(f"/accounts/alice/tokens/{short}/delete", sure="yes"))[0] == 303
     assert await is_refused(house, old)
     for wrong in ("x", "A", "%2e%2e%2fx"):
-        assert (await visitor.post(f"/accounts/alice/tokens/{wrong}/disable"))[0] in (400, 404), wrong
+        assert (await browser.post(f"/accounts/alice/tokens/{wrong}/disable"))[0] in (400, 404), wrong
     for hours in ("", "-1", "1.5", "99999999"):
-        status, text = await visitor.post(f"/accounts/alice/tokens/{new.split('-')[2]}/rotate", hours=hours)
+        status, text = await browser.post(f"/accounts/alice/tokens/{new.split('-')[2]}/rotate", hours=hours)
         assert (status, 'role="alert"' in text) == (400, True), hours
 
 

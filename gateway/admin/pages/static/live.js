@@ -14,7 +14,7 @@
   const rows = [];
   let shown = [];
   let waiting = [];
-  let beat = null;
+  let snapshot = null;
   let paused = false;
   let pointed = false;
   let due = false;
@@ -82,8 +82,8 @@
 
   const draw = () => {
     due = false;
-    if (beat) {
-      const { figures, health } = beat;
+    if (snapshot) {
+      const { figures, health } = snapshot;
       for (const id of ["rate", "failed", "first_byte", "money"]) set(at(id), figures[id]);
       note("rate", figures.requests);
       note("failed", figures.failures);
@@ -104,7 +104,7 @@
           bar.setAttribute("height", String(height + (kind === 0 ? 2 : 0)));
         });
       });
-      beat = null;
+      snapshot = null;
     }
     if (waiting.length && !paused && !pointed) {
       shown = waiting.concat(shown).slice(0, MOST);
@@ -131,8 +131,8 @@
   const source = new EventSource(`/now/feed${location.search}`);
   source.addEventListener("open", standing);
   source.addEventListener("message", (event) => {
-    beat = JSON.parse(event.data);
-    waiting = beat.rows.concat(waiting).slice(0, MOST);
+    snapshot = JSON.parse(event.data);
+    waiting = snapshot.rows.concat(waiting).slice(0, MOST);
     soon();
   });
   source.addEventListener("left", () => {
