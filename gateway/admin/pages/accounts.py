@@ -22,7 +22,7 @@ from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
 from gateway.admin.actions.tokens import MadeToken, NewToken, Rotation, TokenList
 from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused
-from gateway.admin.pages.view import Form, Page, Visit, body
+from gateway.admin.pages.view import Form, Page, View, body
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import AccountLimits
@@ -55,29 +55,29 @@ class Lines(msgspec.Struct, frozen=True):
     after: str = ""
 
 
-async def index(visit: Visit, problem: str | None = None, status: int = 200) -> web.Response:
+async def index(view: View, problem: str | None = None, status: int = 200) -> web.Response:
     """Show the accounts that are searched for, and the form for a new one."""
-    asked = visit.query(AccountFilter) if visit.request.method == "GET" else AccountFilter()
+    asked = view.query(AccountFilter) if view.request.method == "GET" else AccountFilter()
     query = body(AccountQuery, limit=LISTED, q=asked.q, status=asked.status, group=asked.group, after=asked.after)
-    page = await accounts.list_(visit.client, query=query)
+    page = await accounts.list_(view.client, query=query)
     kept = "".join(f"{name}={quote(str(text))}&" for name, text in _searched(asked).items())
-    return visit.page(
+    return view.page(
         "accounts.html",
         status,
         page=page,
         asked=asked,
         searched=bool(_searched(asked) or asked.after),
         next_page=f"/accounts?{kept}",
-        groups=list(visit.client.config.groups),
-        form=visit.form,
+        groups=list(view.client.config.groups),
+        form=view.form,
         problem=problem,
         once=secrets.token_urlsafe(12),
     )
 
 
-async def create(visit: Visit) -> web.StreamResponse:
+async def create(view: View) -> web.StreamResponse:
     """Create an account."""
-    form = visit.form
+    form = view.form
     try:
         new = body(
             NewAccount,
@@ -86,29 +86,29 @@ async def create(visit: Visit) -> web.StreamResponse:
             external_id=form["external_id"],
             credit_line_micros=_credit_line(form),
         )
-        await accounts.create(visit.client, body=new)
+        await accounts.create(view.client, body=new)
     except GatewayError as error:
         shown = problem_of(error)
         if shown.status == 403:
             raise
-        return await index(visit, shown.message, shown.status)
-    return visit.go(f"/accounts/{form['id']}", "created")
+        return await index(view, shown.message, shown.status)
+    return view.go(f"/accounts/{form['id']}", "created")
 
 
 async def show(
-    visit: Visit, problem: str | None = None, opened: str = "", status: int = 200, **more: Any
+    view: View, problem: str | None = None, opened: str = "", status: int = 200, **more: Any
 ) -> web.Response:
     """Show one account."""
-    name = account_in(visit)
-    account = await accounts.read(visit.client, name)
-    lines = visit.query(Lines) if visit.request.method == "GET" else Lines()
-    ledger = await money.ledger(visit.client, name, query=body(LedgerLines, limit=LINES, after=lines.after))
-    held = await tokens.list_(visit.client, name, query=TokenList(limit=TOKENS))
+    name = account_in(view)
+    account = await accounts.read(view.client, name)
+    lines = view.query(Lines) if view.request.method == "GET" else Lines()
+    ledger = await money.ledger(view.client, name, query=body(LedgerLines, limit=LINES, after=lines.after))
+    held = await tokens.list_(view.client, name, query=TokenList(limit=TOKENS))
     month = time.strftime("%Y-%m", time.gmtime())
     spent = await usage.summary(
-        visit.client, query=body(SumsQuery, by="token", account=name, since=month, limit=LONGEST)
+        view.client, query=body(SumsQuery, by="token", account=name, since=month, limit=LONGEST)
     )
-    return visit.page(
+    return view.page(
         "account.html",
         status,
         account=account,
@@ -117,8 +117,8 @@ async def show(
         tokens=held,
         month=month,
         spent={str(line.token_id): line.charge_micros for line in spent.data},
-        groups=list(visit.client.config.groups),
-        form=visit.form if opened else Form({}),
+        groups=list(view.client.config.groups),
+        form=view.form if opened else Form({}),
         problem=problem,
         opened=opened,
         once=secrets.token_urlsafe(12),
@@ -127,18 +127,18 @@ async def show(
     )
 
 
-async def credit(visit: Visit) -> web.StreamResponse:
+async def credit(view: View) -> web.StreamResponse:
     """Add to the balance."""
 
     async def work(form: Form) -> str:
         given = body(NewCredit, transaction=form["transaction"], amount_micros=form.micros("amount"))
-        booked = await money.credit(visit.client, account_in(visit), body=given)
+        booked = await money.credit(view.client, account_in(view), body=given)
         return "credited-before" if booked.booked_before else "credited"
 
-    return await attempt(visit, "credit", work(visit.form))
+    return await attempt(view, "credit", work(view.form))
 
 
-async def adjust(visit: Visit) -> web.StreamResponse:
+async def adjust(view: View) -> web.StreamResponse:
     """Correct the balance."""
 
     async def work(form: Form) -> str:
@@ -148,13 +148,13 @@ async def adjust(visit: Visit) -> web.StreamResponse:
             amount_micros=form.micros("amount"),
             reason=form["reason"],
         )
-        booked = await money.adjust(visit.client, account_in(visit), body=given)
+        booked = await money.adjust(view.client, account_in(view), body=given)
         return "credited-before" if booked.booked_before else "adjusted"
 
-    return await attempt(visit, "adjust", work(visit.form))
+    return await attempt(view, "adjust", work(view.form))
 
 
-async def change(visit: Visit) -> web.StreamResponse:
+async def change(view: View) -> web.StreamResponse:
     """Change the group, the credit line, the external id, the budgets and the limits. An empty field takes away what was there.
 
     Who may not change the credit line has no field for it.
@@ -168,39 +168,39 @@ async def change(visit: Visit) -> web.StreamResponse:
             AccountChange,
             group=form["group"],
             external_id=form["external_id"] or None,
-            **({"credit_line_micros": _credit_line(form)} if form["credit_line"] or visit.may(Scope.MONEY) else {}),
+            **({"credit_line_micros": _credit_line(form)} if form["credit_line"] or view.may(Scope.MONEY) else {}),
             models=[name for part in form["models"].split(",") if (name := part.strip())],
             budgets=budgets,
             limits=limits,
         )
-        await accounts.change(visit.client, account_in(visit), body=given)
+        await accounts.change(view.client, account_in(view), body=given)
         return "changed"
 
-    return await attempt(visit, "change", work(visit.form))
+    return await attempt(view, "change", work(view.form))
 
 
-async def suspend(visit: Visit) -> web.StreamResponse:
+async def suspend(view: View) -> web.StreamResponse:
     """Refuse the account's requests."""
-    return await _set_status(visit, "suspended", "suspended")
+    return await _set_status(view, "suspended", "suspended")
 
 
-async def resume(visit: Visit) -> web.StreamResponse:
+async def resume(view: View) -> web.StreamResponse:
     """Serve the account again."""
-    return await _set_status(visit, "active", "resumed")
+    return await _set_status(view, "active", "resumed")
 
 
-async def close(visit: Visit) -> web.StreamResponse:
+async def close(view: View) -> web.StreamResponse:
     """Close the account for good."""
 
     async def work(form: Form) -> str:
         check_sure(form)
-        await accounts.close(visit.client, account_in(visit))
+        await accounts.close(view.client, account_in(view))
         return "closed"
 
-    return await attempt(visit, "close", work(visit.form))
+    return await attempt(view, "close", work(view.form))
 
 
-async def attempt(visit: Visit, action: str, work: Awaitable[str]) -> web.StreamResponse:
+async def attempt(view: View, action: str, work: Awaitable[str]) -> web.StreamResponse:
     """Do something about an account, and go back to its page. What is refused is said there, above the form that asked for it."""
     try:
         done = await work
@@ -208,8 +208,8 @@ async def attempt(visit: Visit, action: str, work: Awaitable[str]) -> web.Stream
         shown = problem_of(error)
         if shown.status in (403, 404):
             raise
-        return await show(visit, shown.message, action, shown.status)
-    return visit.go(f"/accounts/{account_in(visit)}", done)
+        return await show(view, shown.message, action, shown.status)
+    return view.go(f"/accounts/{account_in(view)}", done)
 
 
 def problem_of(error: GatewayError) -> Refused:
@@ -225,20 +225,20 @@ def check_sure(form: Form) -> None:
         raise Refused(400, "invalid_request", "Say that you mean it: tick the box.", param="sure")
 
 
-def account_in(visit: Visit) -> str:
+def account_in(view: View) -> str:
     """Return the account of the address. Raises `Refused` (404) for what is none."""
-    name = visit.path["account"]
+    name = view.path["account"]
     if not ACCOUNT_ID.fullmatch(name):
         raise Refused(404, "not_found", "There is no such account.")
     return name
 
 
-async def _set_status(visit: Visit, status: str, done: str) -> web.StreamResponse:
+async def _set_status(view: View, status: str, done: str) -> web.StreamResponse:
     async def work() -> str:
-        await accounts.change(visit.client, account_in(visit), body=body(AccountChange, status=status))
+        await accounts.change(view.client, account_in(view), body=body(AccountChange, status=status))
         return done
 
-    return await attempt(visit, "status", work())
+    return await attempt(view, "status", work())
 
 
 def _credit_line(form: Form) -> int:
@@ -262,9 +262,9 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
 )
 
 
-async def create_token(visit: Visit) -> web.StreamResponse:
+async def create_token(view: View) -> web.StreamResponse:
     """Make a token, and show its text."""
-    form = visit.form
+    form = view.form
     try:
         given: dict[str, Any] = {
             "name": form["name"],
@@ -275,71 +275,71 @@ async def create_token(visit: Visit) -> web.StreamResponse:
             given["expires_at"] = int(time.time()) + form.number("days") * DAY_S
         if form["day"]:
             given["budgets"] = {"day_micros": form.micros("day")}
-        made = await tokens.create(visit.client, account_in(visit), body=body(NewToken, **given))
+        made = await tokens.create(view.client, account_in(view), body=body(NewToken, **given))
     except GatewayError as error:
-        return await _refused(visit, error, "token")
-    return _made(visit, made, "")
+        return await _refused(view, error, "token")
+    return _made(view, made, "")
 
 
-async def rotate(visit: Visit) -> web.StreamResponse:
+async def rotate(view: View) -> web.StreamResponse:
     """Replace a token, and show the text of the new one."""
     try:
-        overlap = visit.form.number("hours") * HOUR_S
-        made = await tokens.rotate(visit.client, _token_in(visit), body=body(Rotation, overlap_s=overlap))
+        overlap = view.form.number("hours") * HOUR_S
+        made = await tokens.rotate(view.client, _token_in(view), body=body(Rotation, overlap_s=overlap))
     except GatewayError as error:
-        return await _refused(visit, error, f"rotate {_token_in(visit)}")
-    return _made(visit, made, _token_in(visit))
+        return await _refused(view, error, f"rotate {_token_in(view)}")
+    return _made(view, made, _token_in(view))
 
 
-async def disable(visit: Visit) -> web.StreamResponse:
+async def disable(view: View) -> web.StreamResponse:
     """Refuse requests with a token."""
 
     async def work() -> str:
-        await tokens.disable(visit.client, _token_in(visit))
+        await tokens.disable(view.client, _token_in(view))
         return "token-disabled"
 
-    return await attempt(visit, "tokens", work())
+    return await attempt(view, "tokens", work())
 
 
-async def enable(visit: Visit) -> web.StreamResponse:
+async def enable(view: View) -> web.StreamResponse:
     """Accept a token again."""
 
     async def work() -> str:
-        await tokens.enable(visit.client, _token_in(visit))
+        await tokens.enable(view.client, _token_in(view))
         return "token-enabled"
 
-    return await attempt(visit, "tokens", work())
+    return await attempt(view, "tokens", work())
 
 
-async def delete(visit: Visit) -> web.StreamResponse:
+async def delete(view: View) -> web.StreamResponse:
     """Delete a token for good."""
 
     async def work(form: Form) -> str:
         check_sure(form)
-        await tokens.delete(visit.client, _token_in(visit))
+        await tokens.delete(view.client, _token_in(view))
         return "token-deleted"
 
-    return await attempt(visit, f"delete {_token_in(visit)}", work(visit.form))
+    return await attempt(view, f"delete {_token_in(view)}", work(view.form))
 
 
-def _made(visit: Visit, made: MadeToken, replaced: str) -> web.Response:
-    account = account_in(visit)
-    return visit.page("token.html", 201, made=made, replaced=replaced, account=account, home=f"/accounts/{account}")
+def _made(view: View, made: MadeToken, replaced: str) -> web.Response:
+    account = account_in(view)
+    return view.page("token.html", 201, made=made, replaced=replaced, account=account, home=f"/accounts/{account}")
 
 
-async def _refused(visit: Visit, error: GatewayError, action: str) -> web.StreamResponse:
+async def _refused(view: View, error: GatewayError, action: str) -> web.StreamResponse:
     shown = problem_of(error)
     if shown.status in (403, 404):
         raise error
-    return await show(visit, shown.message, action, shown.status)
+    return await show(view, shown.message, action, shown.status)
 
 
-def _token_in(visit: Visit) -> str:
+def _token_in(view: View) -> str:
     """Return the id of the token of the address, which is one of the account of the address. Raises `Refused` (404)."""
-    short = visit.path["token"]
+    short = view.path["token"]
     if not _ID.fullmatch(short):
         raise Refused(404, "not_found", "There is no such token.")
-    return f"{account_in(visit)}-{short}"
+    return f"{account_in(view)}-{short}"
 
 
 def _names(text: str) -> list[str]:

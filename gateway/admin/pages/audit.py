@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.admin.actions import audit
 from gateway.admin.actions.audit import AuditLines
-from gateway.admin.pages.view import Page, Visit, body
+from gateway.admin.pages.view import Page, View, body
 
 LISTED: Final = 50
 
@@ -29,13 +29,13 @@ class AuditFilter(msgspec.Struct, frozen=True):
         return {name: text for name in ("actor", "operation", "target", "by") if (text := getattr(self, name).strip())}
 
 
-async def show(visit: Visit) -> web.StreamResponse:
+async def show(view: View) -> web.StreamResponse:
     """Show the writes that are searched for, newest first."""
-    asked = visit.query(AuditFilter)
+    asked = view.query(AuditFilter)
     terms = asked.terms()
-    page = await audit.list_(visit.client, query=body(AuditLines, limit=LISTED, after=asked.after, **terms))
+    page = await audit.list_(view.client, query=body(AuditLines, limit=LISTED, after=asked.after, **terms))
     query = urlencode(terms)
-    return visit.page(
+    return view.page(
         "audit.html",
         page=page,
         asked=asked,

@@ -23,7 +23,7 @@ from gateway.admin.actions.money import LedgerLines
 from gateway.admin.actions.tokens import MadeToken, NewToken, Rotation, TokenList
 from gateway.admin.pages.accounts import DAY_S, HOUR_S, check_sure, problem_of
 from gateway.admin.pages.login import OWN
-from gateway.admin.pages.view import Form, Page, Visit, body, plot_of
+from gateway.admin.pages.view import Form, Page, View, body, plot_of
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import check_time
 from gateway.store.accounts import AccountStatus
@@ -49,124 +49,124 @@ class After(msgspec.Struct, frozen=True):
     after: str = ""
 
 
-async def show(visit: Visit, problem: str | None = None, opened: str = "", status: int = 200) -> web.Response:
+async def show(view: View, problem: str | None = None, opened: str = "", status: int = 200) -> web.Response:
     """Show the account: what is left, what was used, the tokens and the ledger."""
-    name = visit.user.account
-    after = visit.query(After).after if visit.request.method == "GET" else ""
-    account = await accounts.read(visit.client, name)
-    held = await tokens.list_(visit.client, name, query=TokenList(limit=MOST_TOKENS))
-    used = await own.usage(visit.client, name, DAYS)
-    return visit.page(
+    name = view.user.account
+    after = view.query(After).after if view.request.method == "GET" else ""
+    account = await accounts.read(view.client, name)
+    held = await tokens.list_(view.client, name, query=TokenList(limit=MOST_TOKENS))
+    used = await own.usage(view.client, name, DAYS)
+    return view.page(
         "my_account.html",
         status,
         account=account,
         usage=used,
         plot=plot_of([(day["day"], day["charge_micros"], 0) for day in used.days]),
         days=DAYS,
-        ledger=await money.ledger(visit.client, name, query=body(LedgerLines, limit=LINES, after=after)),
+        ledger=await money.ledger(view.client, name, query=body(LedgerLines, limit=LINES, after=after)),
         older=bool(after),
         tokens=held,
         spent={line["token_id"]: line["charge_micros"] for line in used.tokens},
         names={each.id: each.name for each in held.data},
-        form=visit.form if opened else Form({}),
+        form=view.form if opened else Form({}),
         problem=problem,
         opened=opened,
         once=secrets.token_urlsafe(12),
     )
 
 
-async def requests(visit: Visit) -> web.Response:
+async def requests(view: View) -> web.Response:
     """Show the requests, newest first."""
-    after = visit.query(After).after
+    after = view.query(After).after
     if after:
         _checked(after)
-    found = await own.requests(visit.client, visit.user.account, after, LISTED)
-    return visit.page("my_requests.html", page=found, older=bool(after))
+    found = await own.requests(view.client, view.user.account, after, LISTED)
+    return view.page("my_requests.html", page=found, older=bool(after))
 
 
-async def request(visit: Visit) -> web.Response:
+async def request(view: View) -> web.Response:
     """Show one request."""
-    record = await own.request(visit.client, visit.user.account, _checked(visit.path["id"]))
-    return visit.page("my_request.html", record=record)
+    record = await own.request(view.client, view.user.account, _checked(view.path["id"]))
+    return view.page("my_request.html", record=record)
 
 
-async def create(visit: Visit) -> web.StreamResponse:
+async def create(view: View) -> web.StreamResponse:
     """Make a token, and show its text."""
-    form = visit.form
+    form = view.form
     try:
-        await _check_room(visit)
+        await _check_room(view)
         given: dict[str, Any] = {"name": form["name"]}
         if form["days"]:
             given["expires_at"] = int(time.time()) + form.number("days") * DAY_S
         if form["day"]:
             given["budgets"] = {"day_micros": form.micros("day")}
-        made = await tokens.create(visit.client, visit.user.account, body=body(NewToken, **given))
+        made = await tokens.create(view.client, view.user.account, body=body(NewToken, **given))
     except GatewayError as error:
-        return await _refused(visit, error, "token")
-    return _made(visit, made, "")
+        return await _refused(view, error, "token")
+    return _made(view, made, "")
 
 
-async def rotate(visit: Visit) -> web.StreamResponse:
+async def rotate(view: View) -> web.StreamResponse:
     """Replace a token, and show the text of the new one."""
-    token = _token_in(visit)
+    token = _token_in(view)
     try:
-        await _check_room(visit)
-        overlap = visit.form.number("hours") * HOUR_S
-        made = await tokens.rotate(visit.client, token, body=body(Rotation, overlap_s=overlap))
+        await _check_room(view)
+        overlap = view.form.number("hours") * HOUR_S
+        made = await tokens.rotate(view.client, token, body=body(Rotation, overlap_s=overlap))
     except GatewayError as error:
-        return await _refused(visit, error, f"rotate {token}")
-    return _made(visit, made, token)
+        return await _refused(view, error, f"rotate {token}")
+    return _made(view, made, token)
 
 
-async def delete(visit: Visit) -> web.StreamResponse:
+async def delete(view: View) -> web.StreamResponse:
     """Delete a token for good."""
-    token = _token_in(visit)
+    token = _token_in(view)
 
     async def work(form: Form) -> str:
         check_sure(form)
-        await tokens.delete(visit.client, token)
+        await tokens.delete(view.client, token)
         return "token-deleted"
 
-    return await _attempt(visit, f"delete {token}", work(visit.form))
+    return await _attempt(view, f"delete {token}", work(view.form))
 
 
-async def _attempt(visit: Visit, action: str, work: Awaitable[str]) -> web.StreamResponse:
+async def _attempt(view: View, action: str, work: Awaitable[str]) -> web.StreamResponse:
     try:
         done = await work
     except GatewayError as error:
-        return await _refused(visit, error, action)
-    return visit.go(OWN, done)
+        return await _refused(view, error, action)
+    return view.go(OWN, done)
 
 
-async def _refused(visit: Visit, error: GatewayError, action: str) -> web.StreamResponse:
+async def _refused(view: View, error: GatewayError, action: str) -> web.StreamResponse:
     shown = problem_of(error)
     if shown.status == 404:  # its words are for operators
         raise Refused(404, "not_found", "There is no such token.")
     if shown.status == 403:
         raise error
-    return await show(visit, shown.message, action, shown.status)
+    return await show(view, shown.message, action, shown.status)
 
 
-async def _check_room(visit: Visit) -> None:
+async def _check_room(view: View) -> None:
     """Raise `Refused` where the account may have no further token."""
-    name = visit.user.account
-    if (await accounts.read(visit.client, name)).status is not AccountStatus.ACTIVE:
+    name = view.user.account
+    if (await accounts.read(view.client, name)).status is not AccountStatus.ACTIVE:
         raise Refused(409, "conflict", "The account is not active: its operator can say why.")
-    held = await tokens.list_(visit.client, name, query=TokenList(limit=MOST_TOKENS))
+    held = await tokens.list_(view.client, name, query=TokenList(limit=MOST_TOKENS))
     if len(held.data) >= MOST_TOKENS:
         raise Refused(409, "conflict", f"There are {MOST_TOKENS} tokens already: delete those that are not used.")
 
 
-def _made(visit: Visit, made: MadeToken, replaced: str) -> web.Response:
-    return visit.page("token.html", 201, made=made, replaced=replaced, account=visit.user.account, home=OWN)
+def _made(view: View, made: MadeToken, replaced: str) -> web.Response:
+    return view.page("token.html", 201, made=made, replaced=replaced, account=view.user.account, home=OWN)
 
 
-def _token_in(visit: Visit) -> str:
+def _token_in(view: View) -> str:
     """Return the id of the token of the address, as one of this account whatever it says. Raises `Refused` (404)."""
-    short = visit.path["token"]
+    short = view.path["token"]
     if not _SHORT_ID.fullmatch(short):
         raise Refused(404, "not_found", "There is no such token.")
-    return f"{visit.user.account}-{short}"
+    return f"{view.user.account}-{short}"
 
 
 def _checked(request_id: str) -> str:

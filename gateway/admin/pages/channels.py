@@ -13,22 +13,22 @@ from aiohttp import web
 from gateway.admin.actions import channels, served
 from gateway.admin.actions.channels import Reason, Switch, Trial, Tried
 from gateway.admin.pages.accounts import problem_of
-from gateway.admin.pages.view import Page, Visit, body
+from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS
 
 
 async def index(
-    visit: Visit, problem: str | None = None, status: int = 200, tried: Tried | None = None, opened: str = ""
+    view: View, problem: str | None = None, status: int = 200, tried: Tried | None = None, opened: str = ""
 ) -> web.Response:
     """Show all channels. `tried`: how the upstream answered to a trial that was asked for."""
-    page = await channels.list_(visit.client)
-    config = visit.client.config
+    page = await channels.list_(view.client)
+    config = view.client.config
     serving: dict[str, list[str]] = {}
     for name, model in config.models.items():
         for each in model.servings:
             serving.setdefault(each.use, []).append(name)
-    return visit.page(
+    return view.page(
         "channels.html",
         status,
         page=page,
@@ -37,54 +37,54 @@ async def index(
         tried=tried,
         problem=problem,
         opened=opened,
-        form=visit.form,
+        form=view.form,
         quoted={name: quote(name, safe="") for name in config.channels},
     )
 
 
-async def disable(visit: Visit) -> web.StreamResponse:
+async def disable(view: View) -> web.StreamResponse:
     """Call a channel no more."""
     try:
-        await channels.disable(visit.client, visit.path["name"], body=body(Reason, reason=visit.form["reason"]))
+        await channels.disable(view.client, view.path["name"], body=body(Reason, reason=view.form["reason"]))
     except GatewayError as error:
-        return await _refused(visit, error)
-    return visit.go("/channels", "channel-disabled")
+        return await _refused(view, error)
+    return view.go("/channels", "channel-disabled")
 
 
-async def enable(visit: Visit) -> web.StreamResponse:
+async def enable(view: View) -> web.StreamResponse:
     """Call a channel again, and end its cool-down."""
     try:
-        await channels.enable(visit.client, visit.path["name"])
+        await channels.enable(view.client, view.path["name"])
     except GatewayError as error:
-        return await _refused(visit, error)
-    return visit.go("/channels", "channel-enabled")
+        return await _refused(view, error)
+    return view.go("/channels", "channel-enabled")
 
 
-async def credential(visit: Visit) -> web.StreamResponse:
+async def credential(view: View) -> web.StreamResponse:
     """Switch a credential off or on, or let one that was refused be tried again."""
     try:
-        given = body(Switch, state=visit.form["state"])
-        await channels.credential(visit.client, visit.path["name"], visit.path["number"], body=given)
+        given = body(Switch, state=view.form["state"])
+        await channels.credential(view.client, view.path["name"], view.path["number"], body=given)
     except GatewayError as error:
-        return await _refused(visit, error)
-    return visit.go("/channels", "changed")
+        return await _refused(view, error)
+    return view.go("/channels", "changed")
 
 
-async def test(visit: Visit) -> web.StreamResponse:
+async def test(view: View) -> web.StreamResponse:
     """Send one small request to the channel's upstream, and show how it answers."""
     try:
-        given = {"model": visit.form["model"]} if visit.form["model"] else {}
-        tried = await channels.test(visit.client, visit.path["name"], body=body(Trial, **given))
+        given = {"model": view.form["model"]} if view.form["model"] else {}
+        tried = await channels.test(view.client, view.path["name"], body=body(Trial, **given))
     except GatewayError as error:
-        return await _refused(visit, error)
-    return await index(visit, tried=tried)
+        return await _refused(view, error)
+    return await index(view, tried=tried)
 
 
-async def _refused(visit: Visit, error: GatewayError) -> web.Response:
+async def _refused(view: View, error: GatewayError) -> web.Response:
     shown = problem_of(error)
     if shown.status in (403, 404):
         raise error
-    return await index(visit, shown.message, shown.status, opened=visit.path["name"])
+    return await index(view, shown.message, shown.status, opened=view.path["name"])
 
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
@@ -96,10 +96,10 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
 )
 
 
-async def show_configuration(visit: Visit) -> web.StreamResponse:
+async def show_configuration(view: View) -> web.StreamResponse:
     """Show what is served, and why the last change of the file was not taken up."""
-    client = visit.client
-    return visit.page(
+    client = view.client
+    return view.page(
         "configuration.html",
         served=await served.read_config(client),
         plugins=(await served.list_plugins(client)).data,

@@ -57,8 +57,8 @@ class User(msgspec.Struct, frozen=True):
     by_header: bool = False
 
 
-class Door:
-    """Finds out who looks, lets in and out."""
+class Login:
+    """Identifies the user of a request, begins sessions and ends them."""
 
     def __init__(
         self, store: Store, config: Callable[[], Config], admin_token: Callable[[], str], *, operators: bool = True

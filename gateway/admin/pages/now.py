@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp_sse import sse_response
 
 from gateway.admin.actions.action import Scope
-from gateway.admin.pages.view import Page, Visit, count, share, span
+from gateway.admin.pages.view import Page, View, count, share, span
 from gateway.base.amounts import MICROS, amount
 from gateway.base.errors import Refused
 from gateway.base.ids import arrival_ms
@@ -335,21 +335,21 @@ def _at(waits: Sequence[int], part: float) -> int | None:
 LIVE_STATS: Final = web.AppKey("live_stats", LiveStats)
 
 
-async def show(visit: Visit) -> web.StreamResponse:
+async def show(view: View) -> web.StreamResponse:
     """Show the page, which follows the feed."""
-    check(visit)
-    config = visit.client.config
-    return visit.page("now.html", choice=visit.query(Choice), models=list(config.models), address=config.listen)
+    check(view)
+    config = view.client.config
+    return view.page("now.html", choice=view.query(Choice), models=list(config.models), address=config.listen)
 
 
-async def feed(visit: Visit) -> web.StreamResponse:
+async def feed(view: View) -> web.StreamResponse:
     """Send each snapshot of the live statistics, until the session ends."""
-    check(visit)
-    choice = visit.query(Choice)
+    check(view)
+    choice = view.query(Choice)
     clock = asyncio.get_running_loop().time
-    async with aclosing(visit.request.app[LIVE_STATS].follow(choice)) as snapshots:
+    async with aclosing(view.request.app[LIVE_STATS].follow(choice)) as snapshots:
         first = await anext(snapshots)
-        async with sse_response(visit.request, sep="\n", ping_interval=PING_S) as response:
+        async with sse_response(view.request, sep="\n", ping_interval=PING_S) as response:
             checked = clock()
             try:
                 await response.send(msgspec.json.encode(first).decode())
@@ -357,7 +357,7 @@ async def feed(visit: Visit) -> web.StreamResponse:
                     if not response.is_connected():
                         break
                     if clock() - checked > CHECK_S:
-                        if not await visit.is_still_in():
+                        if not await view.is_still_in():
                             await response.send("left", event="left")
                             break
                         checked = clock()
@@ -368,9 +368,9 @@ async def feed(visit: Visit) -> web.StreamResponse:
         return response
 
 
-def check(visit: Visit) -> None:
+def check(view: View) -> None:
     """Raise `Refused` (403) for somebody who may read nothing: what is shown here comes from no action."""
-    if not visit.may(Scope.READ):
+    if not view.may(Scope.READ):
         raise Refused(403, "scope_missing", "This needs the scope `read`.")
 
 

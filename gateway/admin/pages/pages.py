@@ -20,9 +20,9 @@ from gateway.admin.http.idempotency import Unbroken
 from gateway.admin.http.port import note_known
 from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, view
 from gateway.admin.pages.callers import OwnBounds
-from gateway.admin.pages.login import OWN, Door, StoreStorage, User
+from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
-from gateway.admin.pages.view import FILES, USER, Assets, Form, Page, Visit, context_of, render, set_up
+from gateway.admin.pages.view import FILES, USER, Assets, Form, Page, View, context_of, render, set_up
 from gateway.base.errors import GatewayError, Refused, StoreAway, headers_of, internal
 from gateway.base.log import Logger
 from gateway.metrics.shared import SharedNumbers
@@ -66,9 +66,9 @@ class Pages:
         self._client_of = client_of
         self._operators = operators
         client = client_of(NOBODY, "")
-        self._door = Door(client.store, lambda: client_of(NOBODY, "").config, admin_token, operators=operators)
+        self._login = Login(client.store, lambda: client_of(NOBODY, "").config, admin_token, operators=operators)
         self._storage = StoreStorage(
-            client.store.client, COOKIE if operators else f"{COOKIE}-portal", self._door.is_secure
+            client.store.client, COOKIE if operators else f"{COOKIE}-portal", self._login.is_secure
         )
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
@@ -87,7 +87,7 @@ class Pages:
         add = application.router.add_route
         routes = [
             add("GET", "/static/{name}", self._assets.get),
-            add("GET", ENTER, self._guarded(self._door_page)),
+            add("GET", ENTER, self._guarded(self._login_page)),
             add("POST", ENTER, self._guarded(self._enter)),
             add("POST", "/leave", self._guarded(self._leave)),
             *(add(method, path, self._guarded(self._handler(page, own=True))) for method, path, page in OWN_PAGES),
@@ -140,9 +140,9 @@ class Pages:
 
     def _handler(self, page: Page, *, own: bool = False) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            user = await self._door.user(request)
+            user = await self._login.user(request)
             if user is None:
-                return render(request, "stranger.html", context_of(request), 401)
+                return render(request, "signed_out.html", context_of(request), 401)
             request[ACTOR], request[USER] = user.actor, user
             if own != bool(user.account):
                 raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
@@ -163,30 +163,30 @@ class Pages:
                 self._own_bounds.count_change(user.account)
         key = form["once"] and f"{user.form} {form['once']}"
         client = self._client_of(user.actor, key)
-        visit = Visit(request, user, client, form, partial(self._is_still_in, request))
-        return await (self._unbroken.done(page(visit)) if request.method == "POST" else page(visit))
+        shown = page(View(request, user, client, form, partial(self._is_still_in, request)))
+        return await (self._unbroken.done(shown) if request.method == "POST" else shown)
 
     async def _is_still_in(self, request: web.Request) -> bool:
         request[SESSION_KEY] = await self._storage.load_session(request)
-        return await self._door.user(request) is not None
+        return await self._login.user(request) is not None
 
-    async def _door_page(self, request: web.Request) -> web.StreamResponse:
+    async def _login_page(self, request: web.Request) -> web.StreamResponse:
         """Show the form that sends a ticket: a program that only follows links uses none up."""
         ticket = request.query.get("ticket", "")
         if not ticket:
-            return render(request, "stranger.html", context_of(request), 401)
+            return render(request, "signed_out.html", context_of(request), 401)
         return render(request, "enter.html", context_of(request) | {"ticket": ticket})
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         form = await view.read(request)
-        raise web.HTTPSeeOther(await self._door.enter(request, form["ticket"]))
+        raise web.HTTPSeeOther(await self._login.enter(request, form["ticket"]))
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
-        user = await self._door.user(request)
+        user = await self._login.user(request)
         form = await view.read(request)
         if user is not None:
             view.check_proof(form, user.form)
-            await self._door.leave(request)
+            await self._login.leave(request)
         return render(request, "left.html", context_of(request) | {"by_header": bool(user and user.by_header)})
 
     def _problem(self, request: web.Request, error: Exception) -> web.Response:

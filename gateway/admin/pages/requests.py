@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.admin.actions import requests, usage
 from gateway.admin.actions.requests import Filters, Requests
-from gateway.admin.pages.view import Page, Visit, body
+from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import Refused
 from gateway.domain.exchange import Outcome
 
@@ -37,21 +37,21 @@ class RequestFilter(msgspec.Struct, frozen=True):
         }
 
 
-async def index(visit: Visit) -> web.StreamResponse:
+async def index(view: View) -> web.StreamResponse:
     """Show the requests that are searched for, newest first. Whoever searches for a whole id sees that request at once."""
-    asked = visit.query(RequestFilter)
+    asked = view.query(RequestFilter)
     terms = asked.terms()
     if len(terms.get("id", "")) == len("01a2073d-8dfa-7570-ba85-161b83b2b632"):
-        return visit.go(f"/requests/{terms['id']}")
+        return view.go(f"/requests/{terms['id']}")
     page, problem = None, None
     try:
-        page = await requests.list_(visit.client, query=body(Requests, limit=LISTED, after=asked.after, **terms))
+        page = await requests.list_(view.client, query=body(Requests, limit=LISTED, after=asked.after, **terms))
     except Refused as error:
         if error.status != 400:
             raise
         problem = error.message
     query = urlencode(terms)
-    return visit.page(
+    return view.page(
         "requests.html",
         200 if problem is None else 400,
         page=page,
@@ -60,24 +60,24 @@ async def index(visit: Visit) -> web.StreamResponse:
         problem=problem,
         next_page=f"/requests?{query}&" if query else "/requests?",
         export=f"/requests.csv?{query}",
-        models=list(visit.client.config.models),
-        channels=list(visit.client.config.channels),
+        models=list(view.client.config.models),
+        channels=list(view.client.config.channels),
         outcomes=[str(outcome) for outcome in Outcome],
     )
 
 
-async def export(visit: Visit) -> web.StreamResponse:
+async def export(view: View) -> web.StreamResponse:
     """Send the requests that are searched for as CSV."""
-    asked = visit.query(RequestFilter)
-    return await visit.send(await usage.export(visit.client, query=body(Filters, **asked.terms())))
+    asked = view.query(RequestFilter)
+    return await view.send(await usage.export(view.client, query=body(Filters, **asked.terms())))
 
 
-async def show(visit: Visit) -> web.StreamResponse:
+async def show(view: View) -> web.StreamResponse:
     """Show what happened to one request."""
-    story = await requests.trace(visit.client, visit.path["id"])
+    story = await requests.trace(view.client, view.path["id"])
     record = story.record
     prices: dict[str, Any] = dict(record.price) if record else {}
-    return visit.page("request.html", 200 if record else 404, story=story, record=record, prices=prices)
+    return view.page("request.html", 200 if record else 404, story=story, record=record, prices=prices)
 
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (

@@ -16,7 +16,7 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.times import between
 from gateway.admin.actions.usage import Summary, SumsQuery
-from gateway.admin.pages.view import Page, Plot, Visit, body, plot_of
+from gateway.admin.pages.view import Page, Plot, View, body, plot_of
 from gateway.base.errors import Refused
 from gateway.base.text import csv_line
 
@@ -42,20 +42,20 @@ class RevenueFilter(msgspec.Struct, frozen=True):
         return terms
 
 
-async def show(visit: Visit) -> web.StreamResponse:
+async def show(view: View) -> web.StreamResponse:
     """Show the sums of a time, by default the last 30 days."""
-    asked, by = visit.query(RevenueFilter), _by(visit)
+    asked, by = view.query(RevenueFilter), _by(view)
     problem, found, plot = None, None, None
     terms = asked.terms()
     try:
-        days = await usage.summary(visit.client, query=_wanted(["day"], terms, usage.MOST_LINES))
-        found = days if by == ["day"] else await usage.summary(visit.client, query=_wanted(by, terms, LINES))
+        days = await usage.summary(view.client, query=_wanted(["day"], terms, usage.MOST_LINES))
+        found = days if by == ["day"] else await usage.summary(view.client, query=_wanted(by, terms, LINES))
         plot = _plot(days, terms)
     except Refused as error:
         if error.status != 400:
             raise
         problem = error.message
-    return visit.page(
+    return view.page(
         "money.html",
         200 if problem is None else 400,
         asked=asked,
@@ -66,7 +66,7 @@ async def show(visit: Visit) -> web.StreamResponse:
         plot=plot,
         problem=problem,
         export="/money.csv?" + urlencode([*(("by", name) for name in by), *terms.items()]),
-        models=list(visit.client.config.models),
+        models=list(view.client.config.models),
     )
 
 
@@ -78,10 +78,10 @@ async def warm(client: LocalClient) -> None:
         await usage.summary(client, query=_wanted(by, terms, LINES))
 
 
-async def export(visit: Visit) -> web.StreamResponse:
+async def export(view: View) -> web.StreamResponse:
     """Send the sums as CSV."""
-    by = _by(visit)
-    found = await usage.summary(visit.client, query=_wanted(by, visit.query(RevenueFilter).terms(), usage.MOST_LINES))
+    by = _by(view)
+    found = await usage.summary(view.client, query=_wanted(by, view.query(RevenueFilter).terms(), usage.MOST_LINES))
 
     async def pieces() -> Any:
         lines = usage.dicts(found.data, by)
@@ -89,11 +89,11 @@ async def export(visit: Visit) -> web.StreamResponse:
         for line in lines:
             yield csv_line(line.values())
 
-    return await visit.send(CsvFile("money.csv", pieces()))
+    return await view.send(CsvFile("money.csv", pieces()))
 
 
-def _by(visit: Visit) -> list[str]:
-    given = visit.request.query.getall("by", [])
+def _by(view: View) -> list[str]:
+    given = view.request.query.getall("by", [])
     return [name for name in GROUPS if name in given] or ["day"]
 
 

@@ -93,7 +93,7 @@ LINES: Final = 4
 LABELS: Final = 5
 
 
-class Visit:
+class View:
     """One request of somebody who has entered. `form` is empty where the request sends none."""
 
     def __init__(
@@ -198,7 +198,7 @@ def _label(name: str) -> str:
     return name.rpartition(".")[2].removesuffix("_micros").replace("_", " ").capitalize()
 
 
-Page = Callable[[Visit], Coroutine[Any, Any, web.StreamResponse]]
+Page = Callable[[View], Coroutine[Any, Any, web.StreamResponse]]
 
 
 class Assets:
