@@ -36,7 +36,7 @@ from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, ChunkHooks, En
 from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
 from gateway.proxy.event_pass import InvalidResponse
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
-from gateway.proxy.pool import Target, UpstreamPool
+from gateway.proxy.pool import Endpoint, UpstreamPool
 from gateway.proxy.relay import Gathering, Relay, events_of
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
 from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
@@ -88,7 +88,7 @@ class UpstreamCall:
         crash_points.point("upstream.before")
         name = self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
-        target = pool.target(channel, self.chain.generation, self.dialect)
+        endpoint = pool.endpoint(channel, self.chain.generation, self.dialect)
         if self.dialect is None:
             self.parts = self.body.upstream(
                 self.candidate.model,
@@ -115,16 +115,16 @@ class UpstreamCall:
         trace = self.exchange.get(Trace)
         lines = trace_lines(self.exchange.request.headers if trace is None else trace.headers())
         while True:
-            credential = target.credentials.next(name, account)
-            self.message = target.message(self.parts, credential=credential, accept=accept, trace=lines)
-            failed = await self._send(target, relays)
-            if not target.credentials.another(credential, name, account, failed):
+            credential = endpoint.credentials.next(name, account)
+            self.message = endpoint.message(self.parts, credential=credential, accept=accept, trace=lines)
+            failed = await self._send(endpoint, relays)
+            if not endpoint.credentials.another(credential, name, account, failed):
                 return failed
 
-    async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:
+    async def _send(self, endpoint: Endpoint, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
-            opened = await self._open(target, fresh=fresh)
+            opened = await self._open(endpoint, fresh=fresh)
             if opened is None:
                 return failure.unreachable()
             upstream, used = opened
@@ -166,16 +166,16 @@ class UpstreamCall:
         upstream.on_head = relay.on_head
         return relay
 
-    async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
+    async def _open(self, endpoint: Endpoint, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
         """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
-        if not (fresh or self.caller.gone or self.exchange.stopped) and (idle := await target.idle()) is not None:
+        if not (fresh or self.caller.gone or self.exchange.stopped) and (idle := await endpoint.idle()) is not None:
             return idle, True
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
                 self.caller.on_gone = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
                 self.exchange.on_stop = self.caller.on_gone
-                upstream, used = await target.open(fresh=fresh)
+                upstream, used = await endpoint.open(fresh=fresh)
         except (TimeoutError, ClientError, OSError) as error:
             if self.caller.gone:
                 raise CallerGone from None

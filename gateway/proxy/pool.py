@@ -54,45 +54,45 @@ log = Logger("gateway.proxy.credentials")
 
 
 class UpstreamPool:
-    """The targets of all channels, each with connections of its own.
+    """The endpoints of all channels, each with connections of its own.
 
-    A channel whose settings or certificates change has another target, so no connection, credential or authority of the one
-    before is used for it. A target is closed once no exchange of a generation that used it is left.
+    A channel whose settings or certificates change has another endpoint, so no connection, credential or authority of the one
+    before is used for it. An endpoint is closed once no exchange of a generation that used it is left.
     """
 
     def __init__(self, credentials: CredentialStates | None = None) -> None:
         self._credentials = credentials or CredentialStates()
-        self._targets: dict[object, Target] = {}
+        self._endpoints: dict[object, Endpoint] = {}
         self._turns = Turns()
 
-    def target(self, channel: Channel, generation: int = 1, dialect: Dialect | None = None) -> Target:
-        """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel.
+    def endpoint(self, channel: Channel, generation: int = 1, dialect: Dialect | None = None) -> Endpoint:
+        """Return the endpoint of a channel for an exchange of this generation. It is built once for each channel.
 
-        A dialect is of one generation, and so is the target of a channel that has one.
+        A dialect is of one generation, and so is the endpoint of a channel that has one.
         """
         key: object = channel.identity if dialect is None else (channel.identity, dialect)
-        target = self._targets.get(key)
-        if target is None:
-            target = self._targets[key] = Target(channel, self._turns, self._credentials, dialect)
-        target.generations.add(generation)
-        return target
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            endpoint = self._endpoints[key] = Endpoint(channel, self._turns, self._credentials, dialect)
+        endpoint.generations.add(generation)
+        return endpoint
 
     async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
-        """Close the targets that only this generation used, except those of `channels`. No exchange of it may be left."""
+        """Close the endpoints that only this generation used, except those of `channels`. No exchange of it may be left."""
         kept = {channel.identity for channel in channels}
-        for identity, target in list(self._targets.items()):
-            target.generations.discard(generation)
-            if not target.generations and identity not in kept:
-                del self._targets[identity]
-                await target.close()
+        for identity, endpoint in list(self._endpoints.items()):
+            endpoint.generations.discard(generation)
+            if not endpoint.generations and identity not in kept:
+                del self._endpoints[identity]
+                await endpoint.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        while self._targets:
-            await self._targets.popitem()[1].close()
+        while self._endpoints:
+            await self._endpoints.popitem()[1].close()
 
 
-class Target:
+class Endpoint:
     """One channel's address, its credentials and connections, and the head that every request to it begins with.
 
     A proxy is used only where the channel names one; the environment's is ignored. A channel with a `ca_file` trusts the
@@ -210,7 +210,7 @@ def heads(channel: Channel, dialect: Dialect | None, target: str, host: str, pro
 
 
 class Credentials:
-    """The credentials of one target in one worker. A channel without credentials has one empty credential."""
+    """The credentials of one endpoint in one worker. A channel without credentials has one empty credential."""
 
     def __init__(self, credentials: Sequence[str], states: CredentialStates | None = None) -> None:
         self._states = states or CredentialStates()

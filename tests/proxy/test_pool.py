@@ -16,7 +16,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
-from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, AIOHTTP_CONNECTOR, Target, UpstreamPool
+from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, AIOHTTP_CONNECTOR, Endpoint, UpstreamPool
 from gateway.runtime.reload import Reloader
 from gateway.store.circuit_breaker import ChannelHealth
 from gateway.store.client.client import Client
@@ -80,13 +80,13 @@ async def test_a_rotated_ca_file_is_taken_up_by_a_reload(
 async def test_a_target_is_closed_with_the_last_generation_that_used_it() -> None:
     pool = UpstreamPool()
     first, second = Channel(base_url="http://a/v1"), Channel(base_url="http://b/v1")
-    used = pool.target(first, 1)
-    assert pool.target(Channel(base_url="http://a/v1"), 2) is used
-    pool.target(second, 1)
+    used = pool.endpoint(first, 1)
+    assert pool.endpoint(Channel(base_url="http://a/v1"), 2) is used
+    pool.endpoint(second, 1)
     await pool.retire(1, [first])
-    assert pool.target(first, 2) is used
+    assert pool.endpoint(first, 2) is used
     await pool.retire(2, [second])
-    assert pool.target(first, 3) is not used
+    assert pool.endpoint(first, 3) is not used
     await pool.close()
 
 
@@ -138,7 +138,7 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
                 after = await measure()
                 if after[2] <= before[2] + 1 and after[3] <= before[3]:
                     break
-    for kind in (Target, Channel, Chain, ChannelHealth, ssl.SSLContext):
+    for kind in (Endpoint, Channel, Chain, ChannelHealth, ssl.SSLContext):
         assert after[0][kind.__name__] <= before[0][kind.__name__] + 1, kind
     grown = {kind: count - before[0][kind] for kind, count in after[0].items() if count > before[0][kind] + 5}
     assert after[1] - before[1] < 2 * (RELOADS - WARM), grown  # a chain that stays is many more

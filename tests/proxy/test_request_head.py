@@ -10,7 +10,7 @@ from gateway.chain import loading
 from gateway.config.channel import Channel
 from gateway.config.document import shipped
 from gateway.config.schema import load
-from gateway.proxy.pool import Target
+from gateway.proxy.pool import Endpoint
 from gateway.proxy.scheduler import Turns
 from gateway.store.channels import CredentialStates
 from plugins.anthropic import Messages
@@ -55,11 +55,11 @@ EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
 
 async def head(channel: Channel, dialect: Messages | None = None, credential: str = "") -> tuple[str, dict[str, str]]:
     """Return the path and the headers of a request."""
-    target = Target(channel, Turns(), CredentialStates(), dialect)
+    endpoint = Endpoint(channel, Turns(), CredentialStates(), dialect)
     try:
-        (message,) = target.message([b"{}"], credential=credential, accept="text/event-stream", trace="")
+        (message,) = endpoint.message([b"{}"], credential=credential, accept="text/event-stream", trace="")
     finally:
-        await target.close()
+        await endpoint.close()
     start, *lines = bytes(message).decode("latin-1").partition("\r\n\r\n")[0].split("\r\n")
     pairs = [line.split(": ", 1) for line in lines]
     headers = {name.lower(): value for name, value in pairs}
