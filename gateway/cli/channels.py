@@ -23,7 +23,7 @@ from gateway.store.channels import Condition, CredentialState
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.channels import ChannelNow, Tried
+    from gateway.admin.actions.channels import ChannelNow, ChannelTestResult
 
 
 channels = typer.Typer()
@@ -212,10 +212,10 @@ def test(
     Example: `gateway channels test openai --model gpt-4o-mini`
     """
 
-    async def work(client: ActionClient) -> Tried:
+    async def work(client: ActionClient) -> ChannelTestResult:
         from gateway.admin.actions import channels
 
-        return await channels.test(client, name, body=channels.Trial(model, credential))
+        return await channels.test(client, name, body=channels.ChannelTest(model, credential))
 
     tried = run_without_store(config, api, work)
     if as_json:

@@ -69,14 +69,14 @@ def check(
     path = found(config)
     loaded = load(path)
     with _with_store(loaded) as (tried, place):
-        with ConfigTest(tried) as trial:
-            trial.wait()
+        with ConfigTest(tried) as test:
+            test.wait()
         if loaded.config.tls is not None:
             Certificate(loaded.config.tls)
         with store_url(tried.config) as url, naming_the_store(url):
             store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
-            with ConfigTest(tried, url) as trial:
-                report = trial.wait()
+            with ConfigTest(tried, url) as test:
+                report = test.wait()
     requests = {name: words for name, each in loaded.config.channels.items() if (words := each.request_in_words)}
     result = {
         "config": str(path),

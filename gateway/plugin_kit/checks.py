@@ -48,7 +48,7 @@ CHECK_LIMIT_S: Final = 20.0
 
 
 class PluginTrial:
-    """The trial of one plugin. `given` is what it is started with, `headers` are those of every request."""
+    """The check of one plugin. `given` is what it is started with, `headers` are those of every request."""
 
     def __init__(
         self, kind: type[Plugin], settings: Mapping[str, object], given: Services, headers: Mapping[str, str]

@@ -3,7 +3,7 @@
 A changed file is read once, by the parent, and tried in a process of its own. Then every worker starts a chain from it. Only
 when all have done so is it adopted; until then, and where one of them cannot, everything stays as it is.
 
-**The trial** is in a process of its own: a plugin that hangs, exits or crashes there hurts no other process. Everything that a
+**The test** is in a process of its own: a plugin that hangs, exits or crashes there hurts no other process. Everything that a
 start does with plugins is done: they are imported and made and, where there is a store, started and stopped.
 """
 
@@ -47,14 +47,14 @@ MAX_DEATHS: Final = 2
 log = Logger("gateway.runtime.active")
 
 KILLED_AFTER_S: Final = 3.0
-"""How long after its limit a trial is killed. In that time the plugin that hangs is named."""
+"""How long after its limit the test of a configuration is killed. In that time the plugin that hangs is named."""
 
 
 class ActiveConfig:
     """The last good configuration. `refresh` is called again and again, and never waits."""
 
     def __init__(self, loaded: Loaded, metrics: Metrics, handover: Handover, url: str) -> None:
-        """Begin with `loaded`, and from now on handle SIGHUP in this process. `url`: the store's, for trials."""
+        """Begin with `loaded`, and from now on handle SIGHUP in this process. `url`: the store's, for the tests of files."""
         self.loaded = loaded
         self.generation = 1
         self._metrics = metrics
@@ -65,7 +65,7 @@ class ActiveConfig:
         self._version = self._versions()
         self._reload_requested = False
         self._candidate = loaded
-        self._trial: ConfigTest | None = None
+        self._test: ConfigTest | None = None
         self._offer: Offer | None = None
         self._offers = 0
         self._answer_by = 0.0
@@ -78,8 +78,8 @@ class ActiveConfig:
         Log once what is wrong with a file, and keep the configuration in that case.
         """
         try:
-            if self._trial is not None:
-                return self._follow_trial(self._trial)
+            if self._test is not None:
+                return self._follow_test(self._test)
             if self._offer is not None:
                 return self._follow_answers(self._offer)
             self._look_at_file()
@@ -90,7 +90,7 @@ class ActiveConfig:
         return False
 
     def _look_at_file(self) -> None:
-        """Begin the trial of the file, if it or a secret of it changed, or SIGHUP came."""
+        """Begin the test of the file, if it or a secret of it changed, or SIGHUP came."""
         versions = self._versions()
         if versions[0] is None or (versions == self._version and not self._reload_requested):
             return
@@ -99,17 +99,17 @@ class ActiveConfig:
         self._secrets = paths_in(raw, self._path.parent)
         self._version = (versions[0], *self._versions()[1:])  # what changes from here on is seen by the next look
         self._candidate = load(self._path, raw=raw)
-        self._trial = ConfigTest(self._candidate, self._url)
+        self._test = ConfigTest(self._candidate, self._url)
 
-    def _follow_trial(self, trial: ConfigTest) -> bool:
-        """Offer the file to the workers once its trial has succeeded."""
+    def _follow_test(self, test: ConfigTest) -> bool:
+        """Offer the file to the workers once its test has succeeded."""
         try:
-            if trial.poll() is None:
+            if test.poll() is None:
                 return False
         except BaseException:
-            self._trial = None
+            self._test = None
             raise
-        self._trial = None
+        self._test = None
         self._offers += 1
         read = self._candidate.document
         self._offer = Offer(self._offers, self.generation + 1, "offered", read.raw, read.files.read)
@@ -169,7 +169,7 @@ class ActiveConfig:
 
 
 class ConfigReport(msgspec.Struct, frozen=True):
-    """What a trial found: the names of the chain's plugins, warnings, and the bound of every balance."""
+    """The report of a test: the names of the chain's plugins, warnings, and the bound of every balance."""
 
     plugins: list[str] = []
     warnings: list[str] = []
@@ -186,7 +186,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class ConfigTest:
-    """One trial, which begins at once. To be used as a context manager: the process is killed at the end."""
+    """The test of one configuration, which begins at once. To be used as a context manager: the process is killed at the end."""
 
     def __init__(self, loaded: Loaded, url: str | None = None, *, limit_s: float = START_LIMIT_S) -> None:
         """Try `loaded`, with the store at `url`, for `limit_s`."""
@@ -207,7 +207,7 @@ class ConfigTest:
         return report
 
     def poll(self) -> ConfigReport | None:
-        """Return the report, or None while the trial runs. Raises what `wait` raises."""
+        """Return the report, or None while the test runs. Raises what `wait` raises."""
         if self._process.has_ended():
             return self._result()
         if time.monotonic() > self._deadline:
@@ -235,7 +235,7 @@ class ConfigTest:
 
 
 def _run(loaded: Loaded, url: str | None, limit_s: float, writing: int) -> None:
-    """Do the trial in the new process, and end the process. Never returns."""
+    """Do the test in the new process, and end the process. Never returns."""
 
     write = partial(write_line, writing)
 
@@ -255,7 +255,7 @@ def _run(loaded: Loaded, url: str | None, limit_s: float, writing: int) -> None:
     except GatewayError as error:
         write(_Line(error=plain(str(error)), misconfigured=isinstance(error, Misconfigured)))
     except BaseException as error:
-        write(_Line(error=plain(f"the trial of the configuration failed: {error_text(error)}")))
+        write(_Line(error=plain(f"the test of the configuration failed: {error_text(error)}")))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -71,9 +71,9 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     began = time.monotonic()
     logs.configure()
     loaded = load(find(path))
-    claim = InstanceLock(data_folder(loaded.config))
-    with ConfigTest(loaded) as trial:
-        report = trial.wait()
+    instance_lock = InstanceLock(data_folder(loaded.config))
+    with ConfigTest(loaded) as test:
+        report = test.wait()
     loading.import_plugins(loaded)
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -82,7 +82,7 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     try:
         ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
     finally:
-        claim.release()
+        instance_lock.release()
 
 
 class ParentProcess:

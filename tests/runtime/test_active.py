@@ -152,7 +152,7 @@ async def test_where_one_worker_confirms_and_another_refuses_all_keep_the_last_g
         reasons = [line["reason"] for line in await log.wait("reload_refused", 2)]
         assert any("started too often" in reason for reason in reasons)
         assert any(reason.startswith("worker ") for reason in reasons)
-        assert (tmp_path / "starts").read_text() == "xxx", "the trial and one worker started it"
+        assert (tmp_path / "starts").read_text() == "xxx", "the test and one worker started it"
         for pid in workers(served):  # successors begin with the last good file
             kill(pid)
         await log.wait("child_died", 2)

@@ -73,14 +73,14 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Literal["on", "off", "try"]
 
 
-class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChannelTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is tried: a model of the configuration, by default the first that the channel serves, and a credential by its index."""
 
     model: str | None = None
     credential: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class Tried(msgspec.Struct, frozen=True):
+class ChannelTestResult(msgspec.Struct, frozen=True):
     """How the upstream answered. `model` is its name there. `status` is null where no answer came. `text` has no credential."""
 
     channel: str
@@ -138,12 +138,12 @@ async def credential(client: LocalClient, name: str, number: str, body: Switch) 
 
 
 @action("POST", "/channels/{name}/test", Scope.CHANNELS, audited=False)
-async def test(client: LocalClient, name: str, body: Trial) -> Tried:
+async def test(client: LocalClient, name: str, body: ChannelTest) -> ChannelTestResult:
     """Send one small request to a channel's upstream and say how it answers. The upstream may bill it; no account is charged.
 
     It is sent also to a channel that is disabled or cools down, and does not change its condition.
     """
-    from gateway.tools import channel_trial  # it imports aiohttp's client, which takes a fifth of a second
+    from gateway.tools import channel_test  # it imports aiohttp's client, which takes a fifth of a second
 
     channel = known(client.config, name)
     if body.credential >= max(1, len(channel.credentials)):
@@ -155,8 +155,8 @@ async def test(client: LocalClient, name: str, body: Trial) -> Tried:
 
         dialect = (await asyncio.to_thread(loading.build, client.loaded)).dialects[channel.dialect]
     own = (*channel.credentials, "")[body.credential]
-    verdict = await channel_trial.try_channel(channel_trial.ChannelCall(channel, model, own, dialect))
-    return Tried(name, model, verdict.good, verdict.status, verdict.took_ms, verdict.text)
+    verdict = await channel_test.try_channel(channel_test.ChannelCall(channel, model, own, dialect))
+    return ChannelTestResult(name, model, verdict.good, verdict.status, verdict.took_ms, verdict.text)
 
 
 def known(config: Config, name: str) -> Channel:

@@ -22,7 +22,7 @@ from gateway.admin.actions import (
 )
 from gateway.admin.actions.accounts import AccountChange, NewAccount
 from gateway.admin.actions.action import Action, Scope
-from gateway.admin.actions.channels import Reason, Switch, Trial
+from gateway.admin.actions.channels import ChannelTest, Reason, Switch
 from gateway.admin.actions.imports import AccountRow, AccountRows, CreditRow, CreditRows
 from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
 from gateway.admin.actions.links import NewLink
@@ -92,7 +92,7 @@ EXAMPLES: Final[Mapping[str, msgspec.Struct]] = {
     tokens.rotate.name: Rotation(86_400),
     channels.disable.name: Reason("maintenance until noon"),
     channels.credential.name: Switch("off"),
-    channels.test.name: Trial("gpt-4o-mini"),
+    channels.test.name: ChannelTest("gpt-4o-mini"),
     management_tokens.create.name: NewManagementToken("the shop", (Scope.ACCOUNTS, Scope.TOKENS, Scope.MONEY)),
 }
 """By the names of the actions."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from gateway.admin.actions import channels, served
-from gateway.admin.actions.channels import Reason, Switch, Trial, Tried
+from gateway.admin.actions.channels import ChannelTest, ChannelTestResult, Reason, Switch
 from gateway.admin.pages.accounts import problem_of
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
@@ -19,9 +19,9 @@ from gateway.domain.facts import NO_BUDGETS, NO_LIMITS
 
 
 async def index(
-    view: View, problem: str | None = None, status: int = 200, tried: Tried | None = None, opened: str = ""
+    view: View, problem: str | None = None, status: int = 200, tried: ChannelTestResult | None = None, opened: str = ""
 ) -> web.Response:
-    """Show all channels. `tried`: how the upstream answered to a trial that was asked for."""
+    """Show all channels. `tried`: how the upstream answered to a test that was asked for."""
     page = await channels.list_(view.client)
     config = view.client.config
     serving: dict[str, list[str]] = {}
@@ -74,7 +74,7 @@ async def test(view: View) -> web.StreamResponse:
     """Send one small request to the channel's upstream, and show how it answers."""
     try:
         given = {"model": view.form["model"]} if view.form["model"] else {}
-        tried = await channels.test(view.client, view.path["name"], body=body(Trial, **given))
+        tried = await channels.test(view.client, view.path["name"], body=body(ChannelTest, **given))
     except GatewayError as error:
         return await _refused(view, error)
     return await index(view, tried=tried)

@@ -22,7 +22,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from yarl import URL
 
 from gateway.base.ids import arrival_ms
-from gateway.tools.channel_trial import Diagnosis, ill, note, shown, well
+from gateway.tools.channel_test import Diagnosis, ill, note, shown, well
 from gateway.tools.doctor.network import CONNECT_S
 
 MOST_BYTES: Final = 4 << 20

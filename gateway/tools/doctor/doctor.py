@@ -18,7 +18,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from yarl import URL
 
-from gateway.tools.channel_trial import Diagnosis, ill, note, shown, well
+from gateway.tools.channel_test import Diagnosis, ill, note, shown, well
 from gateway.tools.doctor.answer import HttpAnswer, failed, received, request, stranger
 from gateway.tools.doctor.network import (
     ANSWER_S,

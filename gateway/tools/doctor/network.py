@@ -14,7 +14,7 @@ from yarl import URL
 
 from gateway.base.errors import Misconfigured
 from gateway.config.authorities import trusting
-from gateway.tools.channel_trial import Diagnosis, ill, note, shown
+from gateway.tools.channel_test import Diagnosis, ill, note, shown
 
 CONNECT_S: Final = 10
 ANSWER_S: Final = 30

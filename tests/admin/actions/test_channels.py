@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.admin.actions import channels
-from gateway.admin.actions.channels import Reason, Switch, Trial
+from gateway.admin.actions.channels import ChannelTest, Reason, Switch
 from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import GatewayError
 from gateway.store.channels import ChannelReport, Condition, fingerprint_of
@@ -68,10 +68,10 @@ async def test_a_credential_is_switched_by_its_number(local_client: LocalClient)
 
 
 async def test_a_channel_whose_upstream_is_away_is_tried_and_fails(local_client: LocalClient) -> None:
-    tried = await channels.test(local_client, "one", body=Trial())
+    tried = await channels.test(local_client, "one", body=ChannelTest())
     assert (tried.channel, tried.model, tried.good, tried.status) == ("one", "mini", False, None)
     assert tried.text.startswith("it cannot be reached")
     assert "canary" not in tried.text
-    assert (await refused(channels.test(local_client, "one", body=Trial(credential=2))))[0] == "refused"
-    assert (await refused(channels.test(local_client, "one", body=Trial(model="other"))))[0] == "not_found"
-    assert (await refused(channels.test(local_client, "two", body=Trial())))[0] == "not_found"
+    assert (await refused(channels.test(local_client, "one", body=ChannelTest(credential=2))))[0] == "refused"
+    assert (await refused(channels.test(local_client, "one", body=ChannelTest(model="other"))))[0] == "not_found"
+    assert (await refused(channels.test(local_client, "two", body=ChannelTest())))[0] == "not_found"

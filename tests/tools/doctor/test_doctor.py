@@ -16,7 +16,7 @@ from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.client import Client as StoreClient
 from gateway.testing import Running, running
-from gateway.tools.channel_trial import Diagnosis
+from gateway.tools.channel_test import Diagnosis
 from gateway.tools.doctor.doctor import diagnose
 from tests.tools.doctor.way import PAGE, Proxy, Says
 from tests.whole.conftest import CHAIN, configuration

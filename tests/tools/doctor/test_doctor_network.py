@@ -16,7 +16,7 @@ import trustme
 from gateway.base.errors import Misconfigured
 from gateway.store.client.client import Client
 from gateway.testing import configuration, running
-from gateway.tools.channel_trial import Diagnosis
+from gateway.tools.channel_test import Diagnosis
 from gateway.tools.doctor import doctor, network
 from gateway.tools.doctor.doctor import diagnose
 

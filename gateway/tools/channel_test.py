@@ -43,10 +43,10 @@ class ChannelCall(NamedTuple):
     dialect: Dialect | None = None
 
 
-async def try_channel(trial: ChannelCall) -> Verdict:
+async def try_channel(call: ChannelCall) -> Verdict:
     """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
-    channel, dialect, began = trial.channel, trial.dialect, time.monotonic()
-    headers, query = headers_and_query(channel, dialect, trial.credential)
+    channel, dialect, began = call.channel, call.dialect, time.monotonic()
+    headers, query = headers_and_query(channel, dialect, call.credential)
     timers = channel.timers
     timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
     status = None
@@ -56,7 +56,7 @@ async def try_channel(trial: ChannelCall) -> Verdict:
             session.post(
                 address_of(channel, dialect),
                 params=query,
-                data=_body(trial),
+                data=_body(call),
                 headers={**headers, "Accept": "text/event-stream"},
                 proxy=channel.proxy or None,
                 ssl=channel.trust.context if channel.trust else True,
@@ -64,7 +64,7 @@ async def try_channel(trial: ChannelCall) -> Verdict:
             ) as response,
         ):
             status = response.status
-            good, text = _judged(response, await _beginning(response), trial)
+            good, text = _judged(response, await _beginning(response), call)
     except TimeoutError:
         good, text = False, "it did not answer in time, see `timers`"
     except (ClientError, OSError, ValueError) as error:
@@ -73,31 +73,31 @@ async def try_channel(trial: ChannelCall) -> Verdict:
     return Verdict(good, status, took_ms, shown(scrubbed(text, channel.scrubbed)))
 
 
-def _body(trial: ChannelCall) -> bytes:
+def _body(call: ChannelCall) -> bytes:
     """Return a request in the terms of the upstream."""
     messages = [{"role": "user", "content": "Say hello"}]
-    if trial.dialect is None:
-        sent = {"model": trial.model, "messages": messages, "stream": True, trial.channel.ceiling_name: MAX_TOKENS}
+    if call.dialect is None:
+        sent = {"model": call.model, "messages": messages, "stream": True, call.channel.ceiling_name: MAX_TOKENS}
     else:
-        chat = ChatRequest(trial.model, MAX_TOKENS, {"messages": msgspec.Raw(msgspec.json.encode(messages))})
-        sent = msgspec.json.decode(trial.dialect.request(chat))
+        chat = ChatRequest(call.model, MAX_TOKENS, {"messages": msgspec.Raw(msgspec.json.encode(messages))})
+        sent = msgspec.json.decode(call.dialect.request(chat))
     raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in sent.items()}
-    if trial.channel.fields is not None:
-        trial.channel.fields.apply(raw)
+    if call.channel.fields is not None:
+        call.channel.fields.apply(raw)
     return msgspec.json.encode(raw)
 
 
-def _judged(response: ClientResponse, body: bytes, trial: ChannelCall) -> tuple[bool, str]:
+def _judged(response: ClientResponse, body: bytes, call: ChannelCall) -> tuple[bool, str]:
     """Return whether an answer is one that the gateway passes on, and a sentence about it."""
     status = response.status
-    if trial.dialect is not None and status != 200:
-        status, body = trial.dialect.error(status, body)
+    if call.dialect is not None and status != 200:
+        status, body = call.dialect.error(status, body)
     detail = upstream_errors.details(upstream_errors.decode(body))
     if response.status == 200 and response.content_type == "text/event-stream":
         return True, "it streams"
     if response.status == 200:
         return False, f"its answer is not an event stream, but {response.content_type or 'of no type'}"
-    failure = of_answer(status, response.headers, body, trial.channel.scrubbed)
+    failure = of_answer(status, response.headers, body, call.channel.scrubbed)
     return False, detail.get("message") or failure.error.message
 
 

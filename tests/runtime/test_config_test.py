@@ -1,4 +1,4 @@
-"""A trial names what a plugin does wrong, and ends in time whatever the plugin does."""
+"""The test of a configuration names what a plugin does wrong, and ends in time whatever the plugin does."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_plugin_that_hangs_is_named(tmp_path: Path, store_url: str, where: str
     (tmp_path / f"{name}.py").write_text(f"{HEAD}{text}\n")
     file = tmp_path / "gateway.yaml"
     file.write_text(f"{CHAIN.replace('MODULE', name)}data: {tmp_path}/data\n")
-    with ConfigTest(load(file, {}), store_url, limit_s=LATE_S) as trial, pytest.raises(GatewayError) as refused:
-        trial.wait()
+    with ConfigTest(load(file, {}), store_url, limit_s=LATE_S) as test, pytest.raises(GatewayError) as refused:
+        test.wait()
     assert reason.replace("MODULE", name) in str(refused.value)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(f"{file}:1: plugins[1]")
@@ -57,8 +57,8 @@ def test_a_good_configuration_has_a_report(tmp_path: Path, store_url: str) -> No
     text = "plugins: [{use: auth}, {use: model-routing}]\ngroups: {default: {}}\n"
     text += "channels: {a: {base_url: http://h, api_key: ollama}}\n"
     file.write_text(f"{text}data: {tmp_path}/data\n")
-    with ConfigTest(load(file, {}), store_url) as trial:
-        assert trial.wait() == ConfigReport(
+    with ConfigTest(load(file, {}), store_url) as test:
+        assert test.wait() == ConfigReport(
             ["auth", "model-routing"],
             ["channels.a: a credential of fewer than 12 characters is not removed from the upstream's answers"],
         )
