@@ -309,7 +309,7 @@ def provider_of(dialect: Dialect) -> str:
 
 
 def wrong_attribute(dialect: Dialect) -> str:
-    """Return what is wrong with the attributes of a dialect, by which its requests are addressed, or nothing."""
+    """Return the fault in the attributes of a dialect, by which its requests are addressed; empty for none."""
     name, path, headers = dialect.name, getattr(dialect, "path", None), dialect.headers
     if not isinstance(name, str) or not name:
         return "`name` must be a text, which channels have under `dialect:`"

@@ -109,7 +109,7 @@ class EndHooks:
             await self._read(batch, replies)
 
     async def _read(self, batch: Sequence[Planned], replies: Sequence[Reply]) -> None:
-        """Read what one script returned. Steps that it did not run are sent once more, or planned again."""
+        """Read the replies of one script. Steps that it did not run are sent once more, or planned again."""
         again = False
         for (entry, step), (status, value) in zip(batch, replies, strict=False):
             again = False
@@ -163,7 +163,7 @@ class EndHooks:
 
 
 async def may_fail_over(exchange: Exchange, entries: Sequence[Entry]) -> bool:
-    """Return whether no plugin prevents a further attempt. What does is logged: the caller gets the failed attempt's error."""
+    """Return whether no plugin prevents a further attempt. One that does is logged: the caller gets the attempt's error."""
     for entry in entries:
         try:
             await entry.plugin.on_failover(exchange)

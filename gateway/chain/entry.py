@@ -31,7 +31,7 @@ TWO_FORMS: Final = (("on_request", "request_step"), ("on_end", "end_step"))
 """Hooks of which a plugin defines one: the one that waits, or the one that plans a step."""
 
 PLUGIN_ERRORS: Final = (Exception, SystemExit)
-"""What a plugin may raise without ending the process: `SystemExit`, as of `sys.exit()`, would end the worker."""
+"""Exceptions of a plugin that do not end the process. `SystemExit` is among them: else `sys.exit()` would end the worker."""
 
 
 def name_of(plugin: Plugin) -> str:
@@ -59,7 +59,7 @@ class Entry:
         self.on_error: Final = on_error
         self.wrong: Final = wrong
         self.services: Services | None = None
-        """What the plugin was started with, until it was stopped."""
+        """The services that the plugin was started with, until it was stopped."""
         vars(plugin)[_NAME] = name
         self.plans_request: Final = self.defines("request_step")
         self.plans_end: Final = self.defines("end_step")
@@ -79,7 +79,7 @@ def defined_hooks(kind: type[Plugin]) -> list[str]:
 
 
 def wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
-    """Yield what is wrong with the hooks of a class, each with its file and line."""
+    """Yield the faults in the hooks of a class, each with its file and line."""
     for hook in defined_hooks(kind):
         method, expected = getattr(kind, hook), getattr(Plugin, hook)
         is_async = inspect.iscoroutinefunction(expected)

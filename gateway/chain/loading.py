@@ -25,7 +25,7 @@ log = Logger("gateway.loading")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return the plugins that have a short name: those of all installed packages, the shipped ones among them."""
+    """Return the plugins with short names of all installed packages, the shipped ones among them."""
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 
@@ -73,7 +73,7 @@ def _check_class(kind: type[Plugin]) -> None:
 
 
 Note = Callable[[Callable[[str], Misconfigured], str], None]
-"""Called before each plugin is imported, with what makes an error about it, and its name."""
+"""Called before each plugin is imported, with the function that makes an error about it, and its name."""
 
 
 def import_plugins(loaded: Loaded) -> None:

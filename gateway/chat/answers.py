@@ -63,7 +63,7 @@ NO_TEXT: Final = frozenset(
 )
 """Fields that hold no text."""
 HOLDERS: Final = (str, list, dict)
-"""What may hold text."""
+"""Types of values that may hold text."""
 ENCODED: Final = ";base64,"
 WITHIN: Final = 100
 """Characters at the beginning of a text in which a data URL says how it is encoded."""
@@ -307,7 +307,7 @@ def _finite(text: str) -> float | None:
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one event adds to one text. `key` says to which: texts of the same key go on where they ended.
+    """The addition of one event to one text, which `key` names: texts of the same key go on where they ended.
 
     `kind`: `content`, `refusal`, `reasoning`, `tool_name`, `tool_call` (the arguments, or the input of a custom tool), `transcript`
     (of a sound), `other` (a text in any other field, such as `reasoning_details`), or `unread`: an event of more than a megabyte,

@@ -1,4 +1,4 @@
-"""Dialects: how an upstream is asked and understood whose API is not that of OpenAI's chat completions. Sans-I/O.
+"""Dialects: translations for upstreams whose API is not OpenAI's chat completions. Sans-I/O.
 
 A dialect has three parts. It writes the request in the upstream's terms; it reads the events of the answer, each as an
 `AnswerDelta` in the terms of chat completions; and it reads errors. The gateway does all else as for any upstream: connections,

@@ -98,9 +98,9 @@ class EventStream:
         self.error_relayed = False
         """Client libraries raise on it."""
         self.completion_id = ""
-        """What the upstream calls it."""
+        """The id that the upstream gave the completion."""
         self.usage = ReportedUsage()
-        """What the upstream reported."""
+        """The usage that the upstream reported."""
         self.done = False
         """`[DONE]` was received."""
         self.concluded = False
@@ -219,7 +219,7 @@ class EventStream:
         return end
 
     def _take_within_event(self, data: bytes) -> bytes:
-        """Take data that follows pending data, without a search of what was searched: many small pieces stay cheap."""
+        """Take data that follows pending data, and search only the new part: many small pieces stay cheap."""
         searched = 0 if self.backlog else max(0, len(self._pending) - 3)
         self.backlog = False
         self._pending += data
@@ -316,7 +316,7 @@ def whole_up_to(data: bytes, most: int) -> bytes:
 
 
 class WatchedEvents(EventStream):
-    """An event stream whose last events may be withdrawn. After what was relayed, call `deliver` or `withdraw`."""
+    """An event stream whose last events may be withdrawn. After each call that relays events, call `deliver` or `withdraw`."""
 
     __slots__ = ("_all_relayed", "_at_mark", "_delivered", "_raw", "_undelivered")
 

@@ -59,7 +59,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     # LiteLLM merges it into the body that it sends on, over the body's own fields.
     "extra_body": "write its fields at the top level",
 }
-"""What to do instead of sending a field that an upstream reads in place of a checked one, or above it."""
+"""Advice in place of a field that an upstream would read instead of a checked one, or before it."""
 
 _LETTERS_I: Final = str.maketrans("\u0130\u0131", "ii")
 

@@ -12,7 +12,7 @@
 - **Text counts a token for each byte**: of the messages as they are decoded, and of all else as it is written, since no tokenizer
   makes more tokens than there are bytes.
 - **JSON that a chat template writes again** (tools, schemas, calls of tools and their results) may be longer there than it was:
-  with other escapes, with spaces, with all digits of a number. Its bytes count, and what that can add.
+  with other escapes, with spaces, with all digits of a number. Its bytes count, and the bytes that this can add.
 - **An encoded part** (a picture, a sound, a film, a PDF file) counts what the model's settings state as the most for one, whether
   it is in the body or named by an address. Its bytes do not count where only a decoder can read them, as `encoded_string` tells.
 - **A part of a type that is not known** counts its bytes and a picture; a file that may be text counts its bytes and a file.
@@ -94,13 +94,13 @@ _KINDS: Final = {
 }
 _KNOWN_TYPES: Final = _TEXT_TYPES | _KINDS.keys()
 _MEDIA: Final = {b'"data:a': _SOUND, b'"data:v': _FILE, b'"data:ap': _FILE}
-"""What a data URL has that is no picture, by its first letters."""
+"""The kinds of data URLs that are no pictures, by their first letters."""
 
 _SIX_BYTES: Final = b"<>&'\x7f"
-"""Written as `\\u003c` by encoders that protect HTML, as those of Go and minijinja do."""
+"""Written as `\\u003c` by encoders that protect HTML, such as the encoders of Go and minijinja."""
 _TWO_MORE: Final = bytes(range(128, 256)) + b",:[]{}"
-"""What lies outside of ASCII may become an escape, up to three times as long. Next to punctuation there may be spaces or a line end
-with an indentation, which tokenizers take as two tokens."""
+"""A character outside of ASCII may become an escape, up to three times as long. Next to punctuation there may be spaces or a line
+end with an indentation, which tokenizers take as two tokens."""
 _NUMBER: Final = re.compile(rb"[\[,:]\s*-?[0-9]+[.eE]")
 _NUMBER_MORE: Final = 17
 """`1e15` becomes `1000000000000000.0`, `1e20` 21 digits, `0.1` 0.10000000000000001."""
@@ -398,7 +398,7 @@ def check_bounds(raw: bytes | bytearray, max_depth: int) -> Windows:
 
 
 def check_encoding(raw: bytes | bytearray) -> Windows:
-    """Raise `UnicodeDecodeError` for what is not UTF-8. Its `start` is that of the whole."""
+    """Raise `UnicodeDecodeError` for what is not UTF-8. Its `start` counts from the beginning of the whole."""
     at = 0
     while at < len(raw):
         end = at + WINDOW

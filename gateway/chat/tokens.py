@@ -198,7 +198,7 @@ class OutputCounter:
                 self._large = max(MIN_LARGE, LARGE_TIMES * (self.bytes + self._measured_bytes) // self.all_events)
 
     def _sample(self, data: bytes) -> bytes | Sample:
-        """Return what to keep of an event: how it goes on after its choices begin, if it begins like the first one."""
+        """Return the sample to keep of an event: how it goes on after its choices begin, if it begins like the first one."""
         if len(data) > MIN_LARGE or data.startswith(b"{"):
             return measure(data)
         if not self._samples:
@@ -282,7 +282,7 @@ def _extrapolate(samples: list[Sample], events: int, size: int) -> float:
 
 
 class Template:
-    """What surrounds the text of an event. `EventStream.feed` compares it itself: a call would cost as much as the comparison."""
+    """The bytes around the text of an event. `EventStream.feed` compares them itself: a call would cost as much as that."""
 
     __slots__ = ("_head", "_learn_at", "after", "before", "novel", "size")
 
@@ -291,7 +291,7 @@ class Template:
         self.size = -1
         """The size of both together; -1 if there is no template."""
         self.novel = ALL
-        """How many bytes may differ from all earlier events, of what was relayed last."""
+        """How many bytes of the last relayed data may differ from all earlier events."""
         self._head = b"\r"
         """How the last event with only text began, up to its choices: often the next one begins so."""
         self._learn_at = 0
@@ -308,7 +308,7 @@ class Template:
         )
 
     def learn(self, event: bytes, events: int) -> None:
-        """Keep what surrounds the text of an event that has only text, its number being `events`, unless it did so just before."""
+        """Keep the bytes around the text of an event that has only text, unless this was done just before. `events`: its number."""
         if events < self._learn_at:
             return
         self._learn_at = events + min(events, LEARN_AFTER) + 1
@@ -321,7 +321,7 @@ class Template:
         self.size, self._learn_at = -1, ALL
 
     def _learn_head(self, data: bytes) -> bool:
-        """Return whether an event is a JSON object with a choice and nothing else before. What has none may be an error."""
+        """Return whether an event is a JSON object with a choice and nothing else before. Without a choice, it may be an error."""
         end = data.find(FIRST_CHOICE) + len(FIRST_CHOICE)
         if end < len(FIRST_CHOICE) or not data.startswith(b"data: {") or FIELDS.search(data, 0, end):
             return False

@@ -69,7 +69,7 @@ def _message(error: dict[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a message: a string, or what a list or an object of FastAPI's or of JSON:API has in it."""
+    """Return the text of a message: a string, or the text within a list or an object as FastAPI or JSON:API writes them."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value:

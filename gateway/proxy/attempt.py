@@ -257,7 +257,7 @@ class UpstreamCall:
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     async def _conclude(self, relay: Relay, reason: EndReason) -> None:
-        """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""
+        """Charge a stream that has ended, set its outcome, and write its end to the caller."""
         error = relay.events.error
         if relay.hooks is not None and relay.hooks.withheld:
             reason, error = relay.hooks.reason, None
@@ -278,7 +278,7 @@ class UpstreamCall:
         return max(0.0, self.deadline - time.monotonic())
 
     def interrupted(self) -> UpstreamFailure:
-        """Return or raise what ends the exchange before the first event: the caller left, or the gateway stops or ends it."""
+        """Return why the exchange ends before the first event: the gateway stops or ends it. Raises `CallerGone`."""
         self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
         if self.caller.gone:
             raise CallerGone
@@ -307,7 +307,7 @@ class UpstreamCall:
 
 
 def without_output(usage: Usage) -> Usage:
-    """Return what is charged of an attempt whose output the caller did not get."""
+    """Return the usage to charge for an attempt whose output the caller did not get."""
     return Usage(usage.prompt_tokens, 0, usage.source, usage.cached_tokens, usage.cache_write_tokens)
 
 
@@ -331,7 +331,7 @@ async def pass_on(
 async def _read(
     upstream: UpstreamConnection, channel: Channel, timeout_s: float, ended: asyncio.Future[EndReason]
 ) -> Response | UpstreamFailure:
-    """Return the response, or why it is none. What is read when `ended` is done is not complete."""
+    """Return the response, or why there is none. A body is not complete where `ended` was done first."""
     if upstream.media_type != "application/json":
         return failure.invalid_response("JSON")
     read = await read_body(upstream, channel.max_response_bytes, timeout_s, ended)

@@ -47,7 +47,7 @@ STREAM_HEADERS: Final = {
 
 
 class ChunkHooks:
-    """The hooks of one stream, until one ends it: what that plugin does not let pass is neither delivered nor counted."""
+    """The hooks of one stream, until one ends it: events that this plugin withholds are neither delivered nor counted."""
 
     __slots__ = ("_exchange", "_hooks", "at_boundary", "failure", "withheld")
 
@@ -55,10 +55,10 @@ class ChunkHooks:
         self._exchange = exchange
         self._hooks = hooks
         self.withheld = False
-        """A plugin ended the stream, or failed: what follows is not delivered."""
+        """A plugin ended the stream, or failed: later events are not delivered."""
         self.failure: Exception | None = None
         self.at_boundary = True
-        """What was delivered ends with a complete event."""
+        """The delivered bytes end with a complete event."""
 
     @property
     def reason(self) -> EndReason:
@@ -66,7 +66,7 @@ class ChunkHooks:
         return EndReason.STOPPING if self.failure is None else EndReason.PLUGIN
 
     def deliverable(self, chunk: bytes, events: WatchedEvents, secrets: Redaction | None = None) -> bytes:
-        """Return what the plugins let pass of the whole events that `events` relayed last. It may be nothing.
+        """Return the part that the plugins let pass of the whole events that `events` relayed last. It may be empty.
 
         `secrets` has replaced some of their bytes, and holds an end of them back.
         """
@@ -98,7 +98,7 @@ class ChunkHooks:
 
 
 def run_response_hooks(exchange: Exchange, hooks: Sequence[NamedResponse]) -> None:
-    """Run `on_response` of the plugins. Raises what one raises, and the error with which one ends the exchange."""
+    """Run `on_response` of the plugins. Raises the exception of a plugin, and the error with which one ends the exchange."""
     for name, hook in hooks:
         try:
             hook(exchange)
@@ -143,7 +143,7 @@ class Redaction:
         return whole
 
     def redact_rest(self, rest: bytes) -> bytes:
-        """Replace the secrets in the rest of the stream, after what was held back."""
+        """Replace the secrets in the rest of the stream, after the bytes that were held back."""
         return self._redact(self._take_held() + rest)
 
     def _take_held(self) -> bytes:

@@ -33,7 +33,10 @@ NO_CEILING: Final = 1 << 31
 def meter(
     attempt: Attempt, reported: ReportedUsage, estimate_output: Callable[[], int], body: Body, candidate: Candidate
 ) -> None:
-    """Set the usage to charge, and what the upstream said of it. An estimate is never above the ceiling of the request or model."""
+    """Set the usage to charge, and the usage and price as the upstream reported them.
+
+    An estimate is never above the ceiling of the request or model.
+    """
     ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
     attempt.usage = reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
     attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
@@ -41,7 +44,7 @@ def meter(
 
 
 def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidate) -> None:
-    """Set the usage of a stream that has ended. What is kept of it is the upstream's own, also of another dialect."""
+    """Set the usage of a stream that has ended. The report is kept as the upstream wrote it, also in another dialect."""
     meter(attempt, relay.events.usage, relay.events.output.tokens, body, candidate)
     if relay.translation is not None:
         text = relay.translation.reported.decode(errors="replace")
@@ -59,7 +62,7 @@ async def conclude(
 ) -> None:
     """Set the outcome of a stream that has ended, and write what the caller gets of it.
 
-    `whole`: nothing is missing. `error`: that of the upstream's error event. `on_failed` is called with the code of our error where
+    `whole`: nothing is missing. `error`: the upstream's error event. `on_failed` is called with the code of our error where
     the end is the upstream's fault.
     """
     exchange.status = 200
@@ -97,7 +100,7 @@ def is_complete(relay: Relay, reason: EndReason) -> bool:
 
 
 def usage_of(exchange: Exchange, body: Body, events: EventStream, given: Usage | None, *, whole: bool) -> Usage:
-    """Return the `given` usage, or what the events report, or an estimate: of an answer that was cut, of what was delivered."""
+    """Return the `given` usage, or the usage that the events report, or an estimate. Of a cut answer the delivered part counts."""
     if given is None:
         route = exchange.get(Route)
         most = body.max_tokens or (route.candidates[0].max_output_tokens if route and route.candidates else None)

@@ -34,7 +34,7 @@ class InvalidResponse(Exception):
 
 
 class UpstreamState(Enum):
-    """Where a call is. What arrives after one of the last four belongs to no request."""
+    """The state of a call. Data after one of the last four states belongs to no request."""
 
     WAITING = "nothing was received"
     HEAD = "part of the response was received, and its head is not complete"
@@ -52,7 +52,7 @@ class PurePass(ABC):
 
     @abstractmethod
     def receive(self, nbytes: int) -> None:
-        """Take what a read has put into `BUFFER`."""
+        """Receive the first `nbytes` of `BUFFER`, which a read has filled."""
 
     def begin_pass(self, relay: Any) -> None:  # noqa: B027 - nothing is passed here
         """Pass the plain events of a relay on from now on, if nothing else must see them."""

@@ -103,7 +103,7 @@ class Failover:
             relay.end(EndReason.STOPPING)
 
     async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
-        """Free what only this generation of the configuration used. `channels`: those of the running one."""
+        """Close the endpoints that only this generation of the configuration used. `channels`: the channels of the running one."""
         await self._pool.retire(generation, channels)
 
     async def close(self) -> None:

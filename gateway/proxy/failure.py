@@ -42,7 +42,7 @@ QUOTA_EXHAUSTED: Final = frozenset(
         "1113",
     }
 )
-"""What providers give as `code` or `type` of a 429 that lasts until somebody pays. Texts do not tell: some providers call a limit
+"""Values of `code` or `type` in a 429 that lasts until somebody pays. Messages do not tell: some providers call a limit
 per minute a quota.
 """
 REDACTED: Final = "[redacted]"
@@ -50,7 +50,7 @@ REDACTED: Final = "[redacted]"
 NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
 
 LONGEST: Final = len(r"\u0041")
-"""What a character takes at most."""
+"""Bytes of a character in JSON, at most."""
 _ESCAPED: Final = re.compile(rb"\\(?:u00[2-7]|/)")
 _WITH_BACKSLASH: Final = '"\\/'
 
@@ -197,7 +197,7 @@ def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
 
 
 class Read(NamedTuple):
-    """What was read of a body: `whole` as its framing announced, else `broken` off, or else too `long`, late or cancelled."""
+    """The part of a body that was read: `whole` as its framing says, else `broken` off, or else too `long`, late or cancelled."""
 
     data: bytes
     whole: bool

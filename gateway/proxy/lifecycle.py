@@ -147,7 +147,7 @@ class ExchangeRunner:
             await _settle_refused(exchange)
             if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
                 exchange.outcome = Outcome.CALLER_GONE
-                # Its frames hold what was read of the body, and the reader of the body holds the error.
+                # Its frames hold the part of the body that was read, and the reader of the body holds the error.
                 error.__traceback__ = error.__context__ = None
             else:
                 _refuse(exchange, caller, error)
@@ -162,7 +162,7 @@ def _reply(exchange: Exchange, caller: CallerConnection, reply: Reply) -> None:
 
 
 async def _settle_refused(exchange: Exchange) -> None:
-    """Wait for what a refused exchange left pending. Its errors are only logged: the caller gets the refusal."""
+    """Wait for the pending work of a refused exchange. Its errors are only logged: the caller gets the refusal."""
     try:
         await exchange.settle_pending()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Streams of plugins: sources of a relay, whose events go to the caller as those of an upstream do.
+"""Streams of plugins: sources of a relay, whose events go to the caller as the events of an upstream do.
 
 The plugins above see its events, and may end it. The iterator is awaited in a task of its own, and not while the caller does not
 read. It is closed after `[DONE]`, when the caller leaves, when the gateway stops, and when it fails: a failure is an error before
@@ -31,7 +31,7 @@ from gateway.proxy.relay import Gathering, Relay, RelayState
 from gateway.proxy.upstream import OnData
 
 LONGEST_S: Final = 600.0
-"""How long an answer of a plugin may take, as that of an upstream by default."""
+"""How long an answer of a plugin may take: the default of an upstream's answer."""
 CLOSE_S: Final = 3.0
 """How long an iterator may take to close."""
 LIMITS: Final = Channel(
@@ -80,7 +80,7 @@ class ReplyStream:
         to.on_gone = partial(self.relay.end, EndReason.CALLER)  # nothing is read on for a usage
 
     async def run(self, relays: set[Relay]) -> None:
-        """Answer the caller, and charge what it got. Raises what failed before the first byte, and `CallerGone`."""
+        """Answer the caller, and charge the delivered part. Raises an error before the first byte, and `CallerGone`."""
         relay = self.relay
         relays.add(relay)
         try:
@@ -153,7 +153,7 @@ class ReplyStream:
             self._fail(relay, error)
 
     def _fail(self, relay: Relay, error: BaseException) -> None:
-        """End the answer by what the iterator raised. One that was whole before is not spoiled by it."""
+        """End the answer after an exception of the iterator. An answer that was whole before stays so."""
         if relay.begun and self._events.done:
             _log(self._exchange, "on_request", error)
             relay.end(EndReason.COMPLETE)

@@ -57,7 +57,7 @@ _COLLECTING: Final = RelayState.COLLECTING
 
 
 class Source(Protocol):
-    """What gives a relay its data: the connection of an upstream, or the stream of a plugin."""
+    """The source of a relay's data: the connection of an upstream, or the stream of a plugin."""
 
     queued: bool
     """It has more, and waits for its turn to give it."""
@@ -75,7 +75,7 @@ class Source(Protocol):
         """Give more again."""
 
     def release(self, *, at_end: bool) -> None:
-        """Give nothing any more. `at_end`: the answer is complete, but for what frames it."""
+        """Give nothing any more. `at_end`: the answer is complete, but for its framing."""
 
 
 class Relay:
@@ -170,7 +170,7 @@ class Relay:
         self.end(EndReason.OTHER)
 
     def flow(self) -> None:
-        """Take what the source gives from now on."""
+        """Receive the source's data from now on."""
         self._last_read_at = self._loop.time()
         if self.translation is None:
             self._source.flow_to(self._on_data, self._on_end)
@@ -179,7 +179,7 @@ class Relay:
             self._source.flow_to(partial(self._on_untranslated, self.translation), on_end)
 
     def _on_data(self, data: bytes) -> bool:
-        """Pass on what is complete. Return whether the parser kept data for later."""
+        """Pass on the complete events. Return whether the parser kept data for later."""
         if self.ended.done():
             return False  # the caller gets no more of it, so it must not be counted
         events = self.events
@@ -208,7 +208,7 @@ class Relay:
         return events.backlog
 
     def _begin_if_first_event(self) -> None:
-        """Begin the response with what was collected, once the first event is complete."""
+        """Begin the response with the collected events, once the first one is complete."""
         events, exchange = self.events, self._exchange
         if self.ended.done() or not events.started:
             if self._received > self.max_prelude:
@@ -273,7 +273,7 @@ class Relay:
             self.end(EndReason.COMPLETE)
 
     def _passed(self, whole: bytes) -> bytes:
-        """Return what the plugins let pass of whole events. Where one ends the stream, the relay ends."""
+        """Return the part of whole events that the plugins let pass. Where a plugin ends the stream, the relay ends."""
         if self.hooks is None or not whole:
             return whole
         passed = self.hooks.deliverable(whole, self.events, self._secrets)  # type: ignore[arg-type]
@@ -287,11 +287,11 @@ class Relay:
 
     @property
     def withheld(self) -> bool:
-        """Whether a plugin ended the stream, so that what follows is not delivered."""
+        """Whether a plugin ended the stream, so that later events are not delivered."""
         return self.hooks is not None and self.hooks.withheld
 
     def rest(self) -> bytes:
-        """Return what was held back of an answer that has ended cleanly."""
+        """Return the bytes that were held back of an answer that has ended cleanly."""
         return self._passed(self._secrets.redact_rest(self.events.close()))
 
     def _on_end(self, clean: bool) -> None:

@@ -1,10 +1,10 @@
 """A scheduler of the event loop: work that can wait is done while the loop has nothing else to do. Sans-I/O.
 
-1. Streams whose upstream sends much at once wait here, the checks of large bodies, and the work that an address begins when it
-   begins much. Each thing that is done takes less than a millisecond where possible.
-2. A turn of the event loop that took no time had nothing to do: then some of what waits is done.
-3. Where the loop always has something to do, a fifth of its time is left for what waits. The keys take turns (`FairQueue`): one
-   address or account with much work does not delay the others.
+1. Three kinds of work wait here: streams whose upstream sends much at once, checks of large bodies, and the requests of an address
+   that begins many. Each call takes less than a millisecond where possible.
+2. A turn of the event loop that took no time had nothing to do: then some of the waiting work is done.
+3. Where the loop always has something to do, a fifth of its time is left for the waiting work. The keys take turns (`FairQueue`):
+   one address or account with much work does not delay the others.
 
 All times are of the thread's own clock, which stands while it sleeps: other processes on the machine change nothing.
 """
@@ -18,21 +18,21 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 TURN_S: Final = 0.0002
-"""How long one turn of the event loop does what waits, where the turns are short. At least one thing is done."""
+"""How long waiting work is done in one turn of the event loop, where the turns are short. At least one call is made."""
 QUIET_S: Final = 0.000025
 """A turn of the event loop that takes less had nothing to do. On a slow processor: one that takes less than twice the shortest."""
 BUSY_S: Final = 0.0001
 """A turn of the event loop that takes longer had something to do on any processor."""
 SHARE: Final = 4
-"""Other work goes first for this many times as long as was spent for what waited."""
+"""Other work goes first for this many times as long as the waiting work took."""
 BURST_S: Final = 0.001
-"""How much may be done at once of what need not wait while there is little of it. Beyond, a share of the time."""
+"""Seconds of work that may be done at once without waiting. More of it gets its share of the time."""
 
 Item = TypeVar("Item")
 
 
 class Turns:
-    """What waits for a turn."""
+    """The work that waits for a turn of the event loop, by key."""
 
     __slots__ = ("_expected_s", "_looked_at", "_paid_at", "_serve_by", "_shortest_s", "_watching", "waiting")
 
@@ -42,10 +42,10 @@ class Turns:
         self._looked_at = 0.0
         """When the turn of the event loop began that is watched."""
         self._serve_by = 0.0
-        """When some of what waits is done, even if other work is left."""
+        """When some waiting work is done, even if other work is left."""
         self._expected_s = 0.0
         self._paid_at = 0.0
-        """When other work has had its share of the time for what did not wait."""
+        """When other work has had its share of the time for the work that did not wait."""
         self._shortest_s = BUSY_S
         """The shortest turn of the event loop that was watched."""
 
@@ -58,15 +58,15 @@ class Turns:
             self._watch()
 
     def is_spent(self, now: float) -> bool:
-        """Return whether so much was done without waiting that more of it has to wait."""
+        """Return whether so much work was done without waiting that more work has to wait."""
         return self._paid_at - now > SHARE * BURST_S
 
     def count(self, began: float) -> None:
-        """Count what was done since `began` without waiting."""
+        """Count the time since `began` as work that did not wait."""
         self._paid_at = max(self._paid_at, began) + SHARE * (time.thread_time() - began)
 
     def expect(self, more_s: float) -> None:
-        """Count time that will be spent later because of what is done now."""
+        """Count time that the present work will cost later."""
         self._expected_s += more_s
 
     def _watch(self) -> None:
@@ -96,7 +96,7 @@ class Turns:
 
 
 class FairQueue(Generic[Item]):
-    """Items of several keys: those of one key in order, the keys in turn."""
+    """Items by key: the items of one key in order, the keys in turn."""
 
     __slots__ = ("_of_key",)
 

@@ -37,7 +37,7 @@ TOO_LONG: Final = "an event is too long"
 _encoder: Final = msgspec.json.Encoder()
 
 MAX_DELTAS: Final = 10_000
-"""What a reader may give for one event: one that never ends would stop the worker."""
+"""Deltas that a reader may give for one event: a reader without end would stop the worker."""
 
 log = Logger("gateway.proxy.dialect_calls")
 
@@ -54,14 +54,14 @@ _DELTA_TYPES: Final[Mapping[str, tuple[type, str]]] = {
 _TEXTS: Final = ("content", "refusal", "reasoning_content")
 
 DEFAULT_MAX_TOKENS: Final = 4096
-"""What is sent where neither the caller nor the model has a limit: other APIs require one."""
+"""The limit that is sent where neither the caller nor the model has one: other APIs require it."""
 _OWN: Final = frozenset(("model", "stream", "stream_options", "n", *CEILINGS))
 _thread: Final = ThreadPoolExecutor(1, "dialect")
 _top: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Translation:
-    """The events of one answer. `usage` gets what is known of it before the answer is finished."""
+    """The events of one answer. `usage` gets each report as soon as it arrives."""
 
     def __init__(self, dialect: Dialect, usage: ReportedUsage, request_id: str = "") -> None:
         """Raises `DialectFailed` where the dialect gives no reader."""
@@ -209,7 +209,7 @@ def _error(error: Any) -> bytes:
 
 
 class DialectFailed(Exception):
-    """A method of a dialect raised, or returned what it must not. It is logged. `plugin`: the one that provides the dialect."""
+    """A method of a dialect raised, or returned a wrong value. It is logged. `plugin`: the plugin that provides the dialect."""
 
     def __init__(self, plugin: str) -> None:
         super().__init__(plugin)
@@ -275,7 +275,7 @@ class DialectCalls:
             self._failed("read", error, quiet=True)
 
     def note_unwritable(self, reader: AnswerReader, error: Exception) -> None:
-        """Log that a reader gave what JSON does not have."""
+        """Log that a reader gave a value that JSON cannot write."""
         self._note_wrong("read", f"gave what JSON does not have: {error_text(error)}", reader)
 
     def _failed(self, method: str, error: BaseException, *, quiet: bool = False) -> NoReturn:
@@ -297,7 +297,7 @@ class DialectCalls:
 
 
 def _wrong_delta(delta: object) -> str:
-    """Return what is wrong with what a reader gave, or nothing."""
+    """Return the fault of a delta that a reader gave; empty for none."""
     if not isinstance(delta, AnswerDelta):
         return f"gave {_shown(delta)}, not an AnswerDelta"
     for name, (kind, meant) in _DELTA_TYPES.items():
@@ -321,7 +321,7 @@ def _place(method: Callable[..., object]) -> str:
 
 
 def foreign_chat(body: Body, model: str, max_tokens: int, fixed: FixedFields | None = None) -> ChatRequest:
-    """Return what a dialect writes anew, without what the channel drops or sets. Raises `Refused` for what no dialect can say."""
+    """Return the request for a dialect, without fields that the channel drops or sets. Raises `Refused` for several answers."""
     if body.n > 1:
         raise unsupported("n", "'n' must be 1 for this model: its upstream gives one answer.")
     fields = {name: value for name, value in body.top.items() if name not in _OWN}

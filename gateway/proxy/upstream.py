@@ -151,7 +151,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._transport.writelines(message)
 
     def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
-        """Pass the body on, first what has arrived already."""
+        """Pass the body on, beginning with the data that has arrived already."""
         self.end_pass()
         self._on_data = on_data
         self._on_end = on_end
@@ -164,7 +164,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._stop_reading()
 
     def resume(self) -> None:
-        """Read again, after what is left of the last read."""
+        """Pass on the rest of the last read, and read again."""
         if self._paused:
             self._paused = False
             if self._backlog or self._pieces:
@@ -193,8 +193,8 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._transport.abort()
             if not self.ended:
                 self._state = UpstreamState.FAILED if self.answered else UpstreamState.LOST
-        # A TLS transport keeps the methods of its last protocol with a buffer. With what follows, only the garbage collector
-        # would free both, and 256 KiB of the transport.
+        # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
+        # collector would free both, and 256 KiB of the transport.
         del self._transport, self._connection
 
     def _discard_rest(self) -> None:
@@ -220,7 +220,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
     # Called by the transport.
 
     def receive(self, nbytes: int) -> None:
-        """Take what a read has put into `BUFFER`."""
+        """Receive the first `nbytes` of `BUFFER`, which a read has filled."""
         state = self._state
         if state is not _BODY:
             if state is _WAITING:
@@ -326,7 +326,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._turns.wait(self._serve)
 
     def _serve(self) -> None:
-        """Pass on what is left, and read on if that was all."""
+        """Pass on the data that is left, and read on once none is."""
         self.queued = False
         self._pass_on()
         if self._on_data is not None:

@@ -177,7 +177,7 @@ class ConfigReport(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    """What the process writes: first the plugin at work, as the beginning of an error about it, and then a result."""
+    """A line of the process: first the plugin at work, as the beginning of an error about it, and then a result."""
 
     at: str = ""
     error: str = ""

@@ -18,9 +18,9 @@ from gateway.base.errors import GatewayError, Misconfigured, cannot_use
 from gateway.config.schema import Config
 
 FILES: Final = ("store.lock", "appendonlydir", "pepper", "usage", "usage/spool", "journal", "gateway.lock")
-"""What a gateway and its commands open in the folder, where it is there."""
+"""Files and folders that a gateway and its commands open, where they exist."""
 SERVER_FILES: Final = ("store.lock", "appendonlydir")
-"""What an embedded store has, as soon as it has been started."""
+"""Files and folders that an embedded store has as soon as it has been started."""
 
 
 class NoStore(GatewayError):

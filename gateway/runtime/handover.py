@@ -22,7 +22,7 @@ from gateway.config.secrets import MAX_TOTAL
 
 _ANSWER: Final = struct.Struct("<Q")
 _HEAD: Final = struct.Struct("<Q32s")
-"""The length of the offer and its digest: what is read while the parent writes is not taken for an offer."""
+"""The length of the offer and its digest: bytes that are read while the parent writes are not taken for an offer."""
 MAX_REASON: Final = 2000
 """Characters of a reason."""
 MAX_REFUSED: Final = _HEAD.size + 4 * MAX_REASON + 64
@@ -96,7 +96,7 @@ def _write(memory: mmap.mmap, encoded: bytes) -> None:
 
 
 def _read(memory: mmap.mmap) -> bytes:
-    """Return what was written; nothing before the first time, and while it is written."""
+    """Return the bytes that were written; none before the first write, and during one."""
     length, digest = _HEAD.unpack_from(memory)
     encoded = memory[_HEAD.size : _HEAD.size + length]
     return encoded if sha256(encoded).digest() == digest else b""

@@ -33,7 +33,7 @@ ALL_WRITTEN: Final = frozenset({"journal_not_written"})
 CLOCK: Final = "%H:%M:%S"
 """The format of times on a terminal."""
 SAID_IN_WORDS: Final = frozenset({"admin_port_served", "portal_port_served", "event_path"})
-"""Events that have no line on a terminal: what `gateway serve` prints there says them."""
+"""Events that have no line on a terminal: `gateway serve` prints its own sentences about them there."""
 
 
 def configure(*, json: bool | None = None) -> None:
@@ -53,12 +53,12 @@ def configure(*, json: bool | None = None) -> None:
 
 
 def on_terminal() -> bool:
-    """Return whether a person reads what this process logs."""
+    """Return whether a person reads the log of this process."""
     return sys.stderr.isatty()
 
 
 def printable(text: str) -> str:
-    """Return a text with what is not printable escaped."""
+    """Return a text with unprintable characters escaped."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
@@ -131,7 +131,7 @@ class _Kind:
 
 
 def _sanitize(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape what is not printable in all values but tracebacks, and cut long ones. Leave out credentials.
+    """Escape unprintable characters in all values but tracebacks, and cut long ones. Leave out credentials.
 
     An exception of a plugin or of a library may have a header of the caller in its text.
     """

@@ -88,7 +88,7 @@ def _name(task: asyncio.Task[Any]) -> str:
 
 
 class BackgroundTask(ABC):
-    """A subclass implements `_run`. The exit raises what `_run` raised."""
+    """A subclass implements `_run`. The exit raises the exception of `_run`."""
 
     _task: asyncio.Task[None] | None = None
 

@@ -73,14 +73,14 @@ class Reloader(BackgroundTask):
         self._due.set()
 
     async def run_once(self) -> bool:
-        """Reload the file now and return whether it succeeded. Log what is wrong with the file."""
+        """Reload the file now and return whether it succeeded. Log the fault of a wrong file."""
         prepared = await self._prepare(None, None, self._gateway.chain.generation + 1)
         if prepared is not None:
             self._swap(prepared)
         return prepared is not None
 
     async def follow(self, offers: WorkerEnd) -> None:
-        """Do what the parent's offer asks for: start a chain from it and answer, exchange the chains, or drop the new one."""
+        """Follow the parent's offer: start a chain from it and answer, exchange the chains, or drop the new one."""
         offer = offers.read()
         if offer is None:
             return

@@ -31,7 +31,7 @@ from gateway.store.revocations import CHANNEL, EXPIRED, Revocation, Revocations,
 from gateway.store.tokens import Authenticated
 
 INTERVAL_S: Final = 1.0
-"""How often what is open is looked at."""
+"""Seconds between two checks of the open exchanges."""
 ROUND: Final = 30
 """In how many intervals each account is checked once although nothing was announced."""
 AGAIN_S: Final = 1.0
@@ -135,7 +135,7 @@ class RevocationWatch(BackgroundTask):
         return found
 
     def _take_news(self) -> None:
-        """Make due first what was announced, and all that is open where an announcement may have been lost."""
+        """Make the announced accounts due first, and all accounts with open exchanges where an announcement may have been lost."""
         accounts, missed = self._news.take()
         again_at = asyncio.get_running_loop().time() + AGAIN_S
         self._again.extend((again_at, account) for account in accounts)

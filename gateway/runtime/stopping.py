@@ -13,10 +13,10 @@ from gateway.base.text import counted
 from gateway.metrics.shared import SharedNumbers
 
 CUT: Final = signal.SIGUSR1
-"""What the parent sends a worker that drains: end the open streams now. A worker ignores SIGINT, which a terminal sends to all."""
+"""The parent's signal to a draining worker: end the open streams now. A worker ignores SIGINT, which a terminal sends to all."""
 
 SILENT_S: Final = 0.3
-"""A shorter stop says nothing. Within this time each worker has measured what it has open."""
+"""A shorter stop says nothing. Within this time each worker has counted its open exchanges."""
 
 
 class Farewell:

@@ -47,7 +47,7 @@ READY: Final = b"+"
 Ready = Callable[[], None]
 
 Work = Callable[[Ready], None]
-"""What a child runs. It calls its argument once it is ready."""
+"""The function that a child runs. It calls its argument once it is ready."""
 
 
 class ChildProcess(msgspec.Struct):
@@ -130,7 +130,7 @@ class Supervisor:
                 _signal(child.pid, number)
 
     def stop(self, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Stop all children, those of one kind at the same time. Kill what does not end within `timeout_s`.
+        """Stop all children, the children of one kind at the same time. Kill a child that does not end within `timeout_s`.
 
         Call `on_wait` again and again while one of them has not ended.
         """
@@ -158,7 +158,7 @@ class Supervisor:
         child.pipe, child.reason = reading, None
 
     def _take_report(self, child: ChildProcess, wait_s: float) -> None:
-        """Read what a starting child reports, if it does within `wait_s`. Kill one that takes too long."""
+        """Read the report of a starting child, if there is one within `wait_s`. Kill one that takes too long."""
         if child.pipe is None:
             return
         if select.select([child.pipe], [], [], wait_s)[0]:

@@ -291,7 +291,7 @@ class Sampler(BackgroundTask):
 
 
 class AlertWriter(BackgroundTask):
-    """Writes what was noted, and the rest when the worker stops."""
+    """Writes the notes, and the rest of them when the worker stops."""
 
     def __init__(self, alerts: Alerts) -> None:
         self._alerts = alerts

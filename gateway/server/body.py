@@ -202,7 +202,7 @@ class BodyShare:
 
 
 class Owner:
-    """What one account, or one address, holds. `first`: the body that its share does not limit."""
+    """Bytes that one account, or one address, holds. `first`: the body that its share does not limit."""
 
     __slots__ = ("first", "held")
 
@@ -240,7 +240,7 @@ class BodyBudget:
         self.reserved += more
 
     def give_back(self, body: BodyShare, owner: str, held: int) -> None:
-        """Give back what this body holds. The next of its owner that grows is no longer limited by the share."""
+        """Give back the bytes of this body. The owner's next body that grows is then not limited by the share."""
         has = self._owners[owner]
         has.held -= held
         if has.first is body:

@@ -203,11 +203,11 @@ class AddressTurns(Turns):
         """The address that began something last."""
         self._shared_until = 0.0
         self.alone = False
-        """Whether only one address begins anything, so that what it takes is not counted."""
+        """Whether only one address sends requests, so that its time is not counted."""
         self._free_at = 0.0
         """When as much time as was spent for all addresses is over."""
         self._busy_until: dict[str, float] = {}
-        """The same for each address, with what will follow from what it began."""
+        """The same for each address, with the expected time of the work that it began."""
 
     def admit(self, address: str) -> bool:
         """Return whether this address may do something now, without waiting for a turn. It may have a word before it."""

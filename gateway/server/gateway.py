@@ -71,7 +71,7 @@ class Gateway:
         self.trust(port.trusted_proxies)
 
     def trust(self, proxies: Sequence[str]) -> None:
-        """Believe what these addresses say of whom they forward."""
+        """Believe the headers in which these addresses name the callers that they forward."""
         self._proxies = TrustedProxies(proxies) if proxies else None
 
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -263,13 +263,13 @@ class IncomingBody:
         return await self._check(raw, self._reader.owner)
 
     def end(self) -> None:
-        """Give back what the body holds of the budget. May be called again."""
+        """Give back the body's part of the budget. May be called again."""
         if self._reader is not None:
             self._reader.release()
             self._reader = None
 
     def release(self) -> None:
-        """Free what was needed to receive the request."""
+        """Free the memory that receiving the request needed."""
         self.end()
         self._request.release()
         self._request.protocol.release()

@@ -23,7 +23,7 @@ from gateway.server.connections import OPEN_S, AddressTurns, Connections, Slot
 BACKLOG: Final = 4096
 """Connections that may wait in the kernel's queue."""
 SEND_BUFFER: Final = 128 * 1024
-"""Bytes that the kernel keeps of what a caller has not read; it doubles them. Its own limit, some MiB, is shared by all."""
+"""Bytes that a caller has not read and the kernel keeps; it doubles them. Its own limit, some MiB, is shared by all."""
 PAUSE_S: Final = 1.0
 """How long to wait before accepting again when the process is out of file descriptors."""
 

@@ -201,7 +201,7 @@ async def account_of(caller: Caller, store: Store, calendar: Calendar, headers: 
 
 
 def _given(limits: AccountLimits) -> dict[str, int]:
-    """Return the limits that are set, without those that the plugin's settings would fill in."""
+    """Return the limits that are set, without the defaults of the plugin's settings."""
     return {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
 
 
@@ -311,7 +311,7 @@ class Lookups:
         self._accounts: dict[str, list[asyncio.Task[object]]] = {}
 
     async def in_thread(self, account: str, query: Callable[[], Result]) -> Result:
-        """Return the result of a query that blocks. Raises what it raises, and `Refused` where too many wait."""
+        """Return the result of a query that blocks. Raises its exceptions, and `Refused` where too many wait."""
 
         async def run() -> Result:
             return await asyncio.get_running_loop().run_in_executor(self._threads, query)

@@ -92,11 +92,11 @@ LARGE_READ: Final = 32 * 1024
 """After a longer read of a body, the next read waits for its turn. Else each of many connections is read in every turn of the
 event loop."""
 READ_S: Final = 0.0003
-"""What a read of a body costs, in the order of magnitude. uvloop reads 256,000 bytes at most."""
+"""Seconds that a read of a body takes, in the order of magnitude. uvloop reads 256,000 bytes at most."""
 HEAD_END: Final = b"\r\n\r\n"
 
 AIOHTTP_NAMES: Final = ("_cancel", "_finish", "_task")
-"""What aiohttp's `RequestHandler` uses of a request without its documentation, as read in 3.14.5."""
+"""Undocumented attributes of a request that aiohttp's `RequestHandler` uses, as read in 3.14.5."""
 
 
 class Unserved(Protocol):
@@ -170,7 +170,7 @@ class ServerProtocol(web.RequestHandler):
         self.cut_off = False
         """Whether the gateway closes the connection, and not the caller."""
         self.unclear = False
-        """Whether caller and gateway may disagree where the next request begins: what was read of it is not a request."""
+        """Whether caller and gateway may disagree where the next request begins: the data there is not a request."""
         self._messages = ParsedRequests()  # type: ignore[assignment]
         self._turns = shared.turns
         self._address = slot.address
@@ -183,11 +183,11 @@ class ServerProtocol(web.RequestHandler):
         self._parser_keeps = False
         """Whether the parser stopped within a piece, or before the end of a body, because the body waits for its reader."""
         self._malformed = False
-        """Whether nothing after what came last can be read as a request: it is no HTTP, or it closes the connection."""
+        """Whether no further request can be read: the last data is no HTTP, or the last request closes the connection."""
         self._closes = False
         """Whether the request that was parsed last closes the connection."""
         self._ahead = b""
-        """What was received and not parsed yet, from `_ahead_at` on."""
+        """Data that was received and not parsed yet, from `_ahead_at` on."""
         self._ahead_at = 0
         self._payload: StreamReader | None = None
         self._body_length: int | None = None
@@ -256,7 +256,7 @@ class ServerProtocol(web.RequestHandler):
         self.keep_alive(True)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, and what waits from before, piece by piece: nothing is parsed that cannot be served soon."""
+        """Parse new data, after data that waits from before, piece by piece: no request is parsed that cannot be served soon."""
         if self._waits_for_turn:
             self._ahead += data
             return
@@ -386,7 +386,7 @@ class ServerProtocol(web.RequestHandler):
             self._count_head(len(piece))
 
     def _keep_rest(self, piece: bytes) -> None:
-        """Keep what may be a part of the end of a head or of a chunked body."""
+        """Keep the last bytes, which may be a part of the end of a head or of a chunked body."""
         rest = (self._rest + piece)[-len(HEAD_END) :]
         self._rest = b"" if rest == HEAD_END else rest[-3:]
 
@@ -440,7 +440,7 @@ class ServerProtocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is not HTTP in the one error shape. Nothing of the input is repeated in the response."""
+        """Answer data that is not HTTP in the one error shape. Nothing of the input is repeated in the response."""
         begun = status >= 500 and self.caller is not None and self.caller.started
         if begun or self.transport is None:
             raise ConnectionError("the response has begun")
@@ -543,7 +543,7 @@ class ParsedRequest:
         """Free the reader of the body, which was read."""
         self.content = None
 
-    # Called by aiohttp, on what it takes for the reader of the body.
+    # Called by aiohttp, which takes this object for the reader of the body.
 
     def is_eof(self) -> bool:
         """Return whether the body has arrived."""
@@ -558,7 +558,7 @@ class ParsedRequest:
         if self.content is not None:
             self.content.set_exception(error)
 
-    # Called by aiohttp, on what it takes for the request.
+    # Called by aiohttp, which takes this object for the request.
 
     def _cancel(self, error: BaseException) -> None:
         self.set_exception(error)

@@ -227,7 +227,7 @@ def _text(rate: int, ratio: Fraction) -> str:
 
 
 def advice(path: str) -> str:
-    """Return what to use instead of a path; empty where nothing is known of it."""
+    """Return advice about another path to use; empty for a path without any."""
     if (longer := LONGER.match(path)) is not None:
         return BASE_HAS_MORE.format(more=longer["more"])
     if path.rstrip("/") in ("/v1/chat/completions", "/v1/models") and path.endswith("/"):

@@ -303,7 +303,7 @@ def unknown(account_id: str) -> AccountError:
 
 
 class AccountEntry(NamedTuple):
-    """What lists select an account by. `text` is searched: its id and its external id in small letters."""
+    """The properties by which lists select an account. `text` is searched: its id and its external id in small letters."""
 
     id: str
     status: str
@@ -372,7 +372,7 @@ class Directory:
         self._until = time.monotonic() + RELOAD_S
 
     async def _follow(self) -> bool:
-        """Take up what was written since the last time. Return whether that was possible."""
+        """Take up the changes since the last call. Return whether that was possible."""
         lines: list[Any] = await self._client.call("XRANGE", CHANGED, f"({self._seen}", "+", "COUNT", MOST_CHANGES + 1)
         if len(lines) > MOST_CHANGES:
             return False

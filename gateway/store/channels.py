@@ -228,7 +228,7 @@ def _keys(channels: Sequence[str]) -> list[str]:
 
 
 class AccountReport(msgspec.Struct):
-    """What one worker saw of one account's calls of a channel. `ok`: a call succeeded. `cool_ms` is as in `ChannelReport`."""
+    """One worker's results of one account's calls of a channel. `ok`: a call succeeded. `cool_ms` is as in `ChannelReport`."""
 
     failed: int = 0
     cool_ms: int = -1
@@ -236,7 +236,7 @@ class AccountReport(msgspec.Struct):
 
 
 class ChannelReport(msgspec.Struct):
-    """What one worker saw of one channel since its last report. `cool_ms`: the upstream asks for it; -1: it does not.
+    """One worker's results of one channel since its last report. `cool_ms`: the upstream asks for it; -1: it does not.
 
     `failed` and `cool_ms` are of failures that no request can cause; the others are in `accounts`.
     """
@@ -387,11 +387,11 @@ def fingerprint_of(credential: str) -> str:
 
 
 class CredentialStates:
-    """What one process knows of the credentials of its channels."""
+    """The states of its channels' credentials, as one process knows them."""
 
     def __init__(self) -> None:
         self.aside: dict[str, dict[str, float]] = {}
-        """By channel, the fingerprints of those that are set aside, and until when by `time.monotonic`."""
+        """By channel, the fingerprints of credentials that are set aside, and until when by `time.monotonic`."""
         self._reports: dict[str, dict[str, str]] = {}
         self.on_refused: OnRefused = lambda channel, index, of: None
         """Called for each credential that an upstream refuses."""
@@ -415,7 +415,7 @@ class CredentialStates:
             self._reports.setdefault(channel, {})[fingerprint] = ""
 
     def take_report(self, channel: str) -> dict[str, str]:
-        """Return what was noted since the last call: why a credential was refused; empty where it is in use again."""
+        """Return the notes since the last call: why a credential was refused; empty where it is in use again."""
         return self._reports.pop(channel, {})
 
     def learn(self, channel: str, aside: Iterable[tuple[bytes, int]]) -> None:

@@ -159,7 +159,7 @@ class ChannelHealth(CircuitBreaker):
         )
 
     def _announce(self, candidates: Sequence[Candidate], account: str, asked_s: float = 0.0) -> float:
-        """Return what to announce until the account may call a candidate, and remember it; 0 for nothing."""
+        """Return the seconds to announce until the account may call a candidate, and remember them; 0 for no announcement."""
         waits = []
         for candidate in candidates:
             local = self._channels[candidate.name]
@@ -175,9 +175,9 @@ class ChannelHealth(CircuitBreaker):
         return wait_s
 
     async def wait_s_for(self, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
-        """Return what to announce to the account after its calls failed, once the store knows of them; 0 for nothing.
+        """Return the seconds to announce to the account after its calls failed, once the store knows of them; 0 for none.
 
-        Where the store does not answer, this is what the worker knew before.
+        Where the store does not answer, the worker's own knowledge counts.
         """
         self._changed.set()
         if self._synced is not None:
@@ -348,7 +348,7 @@ def digest_of(account: str) -> str:
 
 
 class LocalChannel(msgspec.Struct):
-    """What this worker knows of one channel."""
+    """One channel as this worker knows it."""
 
     limits: ChannelLimits
     status: ChannelStatus = ChannelStatus(Condition.HEALTHY, 0)

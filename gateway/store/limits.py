@@ -42,7 +42,7 @@ class TokenLimits(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The request is allowed. A rate is that of the account or of its token, of which less is left; None for no such limit."""
+    """The request is allowed. Each rate is the account's or its token's, whichever has less left; None for no such limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None
@@ -134,7 +134,7 @@ class RateLimiter:
     def give_back(
         self, account: str, request_id: str, *, scope: str, tokens: int, token_id: str | None = None
     ) -> asyncio.Future[object]:
-        """Release the slot, and count `tokens` in place of those that were taken. Safe to repeat.
+        """Release the slot, and count `tokens` in place of the tokens that were taken. Safe to repeat.
 
         `token_id`: that of the `TokenLimits` with which they were taken, if any. A correction upwards may exceed the limit; the
         account then waits until the excess has expired. The command is sent with the others of this tick; the future may get

@@ -108,7 +108,7 @@ class Peppers:
     """The peppers of one process, and what the store says of them."""
 
     def __init__(self, client: Client, source: Callable[[], bytes]) -> None:
-        """Read the source when it is first needed: what concerns no secret works without it."""
+        """Read the source when it is first needed: operations that concern no secret work without it."""
         self._client = client
         self._source = source if isinstance(source, PepperSource) else PepperSource(source)
         self._codecs: dict[bytes, TokenCodec] = {}

@@ -52,7 +52,7 @@ class Revocations:
     async def find(
         self, tokens: Mapping[str, Collection[str]], expiries: dict[str, int] | None = None
     ) -> dict[str, Revocation]:
-        """Return those of `tokens` that are revoked, by their ids. `tokens`: ids of tokens by account.
+        """Return the revoked ones among `tokens`, by their ids. `tokens`: ids of tokens by account.
 
         `expiries` gets when those expire that are not revoked: a token that is replaced expires earlier than it did before.
         Of an account that the store does not know nothing is returned: the store has lost it, which revokes nothing. Raises

@@ -45,7 +45,7 @@ _TRIES: Final = 3
 
 OPTIONAL: Final = ("budgets", "limits")
 LINKS: Final = ("replaces", "replaced_by", "counts_as")
-"""What a record has only where the token has it: every request sends the record, and most tokens have none of them."""
+"""Fields that are left out of a record where the token has no value: every request sends the record, and most tokens have none."""
 
 MOST: Final = 4096
 """Tokens that are remembered."""
@@ -63,7 +63,7 @@ class Tokens:
     """The tokens of one store. Every method may also raise `StoreAway`."""
 
     def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
-        """Call `pepper` when it is first needed: what concerns no secret works without it."""
+        """Call `pepper` when it is first needed: operations that concern no secret work without it."""
         self._client = client
         self._codec = Peppers(client, pepper)
         self._known = KnownTokens()
@@ -107,7 +107,7 @@ class Tokens:
         return Authenticated(token, account, raw, "", ())
 
     def known(self, text: str) -> Authenticated | None:
-        """Return what the store last said of this text to this process, or None.
+        """Return the store's last answer to this process about this text, or None.
 
         It may have changed since: `guard_step` finds out. A token that has expired meanwhile is not known any more.
         """
@@ -236,7 +236,7 @@ class Tokens:
         limits: AccountLimits = NO_LIMITS,
         short_id: str = "",
     ) -> Created:
-        """Create a token. What is left out does not restrict it.
+        """Create a token. Arguments that are left out do not restrict it.
 
         Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network; `MadeBefore` where
         the account has a token of this `short_id`; and `Misconfigured` where the tokens were made with another pepper.

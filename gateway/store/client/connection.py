@@ -212,7 +212,7 @@ def with_text(command: Command, script: str) -> Command:
 
 
 def _first_error(error: Exception) -> Exception:
-    """Return what made opening fail. redis-py raises a `ConnectionError` in its place, which says less."""
+    """Return the exception that made opening fail. redis-py raises a `ConnectionError` in its place, which says less."""
     while isinstance(first := error.__cause__ or error.__context__, (RedisError, OSError)):
         error = first
     return error

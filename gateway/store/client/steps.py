@@ -28,13 +28,13 @@ _RUN: Final = Path(__file__).with_name("steps.lua").read_text(encoding="utf-8")
 RAN: Final = 0
 STOPPED: Final = 1
 FAILED: Final = 2
-"""What became of a step: it ran; it ran, and those after it did not; it failed, and those after it did not run."""
+"""The states of a step: it ran; it ran, and the steps after it did not; it failed, and the steps after it did not run."""
 
 MAX_VALUES: Final = 4000
 """Keys and arguments of one step. Lua's stack has room for twice as many."""
 
 Reply = Sequence[Any]
-"""Of a step: what became of it, and its reply, or the text of the error where it failed."""
+"""Of a step: its state, and its reply, or the text of the error where it failed."""
 
 Result = TypeVar("Result")
 
@@ -91,7 +91,7 @@ async def run_steps(client: Client, steps: Sequence[Step]) -> list[Reply]:
 
 
 def submit(client: Client, steps: Sequence[Step]) -> asyncio.Future[list[Reply]]:
-    """Send steps as one script, with the other commands of this tick. Give what it returns to `ran`.
+    """Send steps as one script, with the other commands of this tick. Give its replies to `ran`.
 
     Raises an exception of any type where a step has something in it that cannot be sent: then none was sent.
     """

@@ -1,4 +1,4 @@
-"""The archive of ledgers: a folder with one file for each account, whose lines are those of its ledger from the first on.
+"""The archive of ledgers: a folder with one file for each account, with the lines of its ledger from the first on.
 
 1. **A file only grows.** It holds every line that the store says is archived. It may also hold lines that are still in the
    ledger: those of a run that was killed before it trimmed them.
@@ -216,7 +216,7 @@ class Archiver:
         return moved
 
     async def trim(self, account: str, archived: Archived, count: int, last: bytes) -> Archived:
-        """Trim the first `count` lines, up to `last`, which are in the file; return what is archived then.
+        """Trim the first `count` lines, up to `last`, which are in the file; return the archived part after that.
 
         Raises as `move` does, and `ArchiveError` where more is archived than `archived` says.
         """

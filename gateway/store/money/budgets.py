@@ -47,7 +47,7 @@ def limits_of(budgets: Sequence[Budget]) -> tuple[Argument, ...]:
 
 
 async def read_budgets(client: Client, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
-    """Return what each budget counts now, by this machine's clock. Raises `StoreAway`."""
+    """Return the present count of each budget, by this machine's clock. Raises `StoreAway`."""
     if not budgets:
         return []
     stored = await client.call("HMGET", keys_of(account).wallet, *(budget.field for budget in budgets))

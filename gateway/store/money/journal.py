@@ -98,7 +98,7 @@ class Journal:
         return file
 
     async def replay(self, deliver: Deliver) -> int:
-        """Call `deliver` with each settlement kept here by this process and by those that ended; return how many it resolved.
+        """Call `deliver` with each settlement kept here by this process and by processes that ended; return how many it resolved.
 
         Raises `StoreAway` where the store went away meanwhile, and `StoreError` for what it refuses: what is left waits
         for the next replay.
@@ -128,7 +128,7 @@ class Journal:
         return resolved
 
     async def _replay_file(self, path: Path, text: bytes, deliver: Deliver) -> tuple[int, BaseException | None]:
-        """Deliver the lines of a file, and leave there what is not resolved. Return how many were, and an error."""
+        """Deliver the lines of a file, and leave unresolved ones there. Return how many were resolved, and an error."""
         written, unreadable = _parsed(text)
         left, error = await _deliver(written, deliver)
         crash_points.point("journal.delivered")
@@ -150,7 +150,7 @@ class Journal:
             log.error("journal_file_unusable", file=str(path), reason=error.strerror)
 
     def write_down(self) -> None:
-        """Append what is only in memory, as far as the disk accepts it. Blocks."""
+        """Append the settlements that are only in memory, as far as the disk accepts them. Blocks."""
         with contextlib.suppress(OSError):
             while self._unwritten:
                 self.append(self._unwritten[0])
@@ -165,7 +165,7 @@ class Journal:
         return waiting
 
     def damage(self) -> list[str]:
-        """Return what cannot be read, a sentence for each file."""
+        """Return a sentence for each file that cannot be read."""
         found = [
             f"{path} has lines of the journal that cannot be read: see which charges they were, then delete it"
             for path in sorted((self.directory / ASIDE).glob("*"))
@@ -186,7 +186,7 @@ class Journal:
         return sorted(self.directory.glob("*.jsonl"))
 
     def close(self) -> None:
-        """Write down what is only in memory, and release the file to the next replay; the next append begins another."""
+        """Write the settlements that are only in memory, and leave the file to the next replay; the next append begins another."""
         self.write_down()
         with self._lock:
             if self._file is not None:

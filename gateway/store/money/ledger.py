@@ -13,10 +13,10 @@ from gateway.store.money.archive import MOVES, Archived, Entry
 from gateway.store.money.scripts import keys_of
 
 KINDS: Final = {b"settle": "charge", b"orphan": "charge", b"expire": "expiry"}
-"""What a line is called whose kind in the store is not clear to others.
+"""The public kinds of lines whose kind in the store has another name.
 
-`charge`: what a request cost. `release`: a request that cost nothing. `expiry`: a request that was not settled in time, because its
-gateway died, and its charge until then. `late`: what its charge was corrected by. `credit` and `adjust`: by the operator.
+`charge`: the cost of a request. `release`: a request that cost nothing. `expiry`: a request that was not settled in time, because
+its gateway died, and its charge until then. `late`: the correction of such a charge. `credit` and `adjust`: by the operator.
 """
 
 
@@ -58,7 +58,7 @@ class ArchivedLines(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, archived: Archived) -> ArchivedLines | None:
-        """Return what of an account is archived; None where nothing is."""
+        """Return the archived part of an account's ledger; None where there is none."""
         if not archived.lines:
             return None
         return cls(archived.lines, _time_of(archived.last), archived.total, archived.credited)
@@ -76,7 +76,7 @@ async def ledger_page(client: Client, account: str, limit: int, after: str = "")
     """Return up to `limit` lines, those older than the line `after`. Raises `StoreAway`."""
     keys = keys_of(account)
     entries = await client.call("XREVRANGE", keys.ledger, f"({after}" if after else "+", "-", "COUNT", limit + 1)
-    # Read after the lines: what is archived meanwhile is counted twice then, and never missing.
+    # Read after the lines: a line that is archived meanwhile is counted twice then, and never missing.
     archived = Archived.of(await client.call("HGET", keys.wallet, "archived"))
     lines = [Line.of(entry) for entry in entries]
     more = len(lines) > limit

@@ -128,11 +128,11 @@ class HoldReply(msgspec.Struct, frozen=True):
     marks: str = ""
     """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it."""
     used: int = 0
-    """What the budget that refused it counts: micros, or requests."""
+    """The present count of the budget that refused the request: micros, or requests."""
 
     @property
     def available(self) -> int:
-        """What the account may spend: its balance and credit line without what is held."""
+        """Micros that the account may spend: its balance and credit line without its holds."""
         return self.balance - self.held + self.credit_line
 
 
@@ -142,7 +142,7 @@ class Settled(msgspec.Struct, frozen=True):
     outcome: Settle
     charged: int
     used: tuple[tuple[str, int], ...] = ()
-    """The marks of the budgets that the request counts in, and what is charged in each at least, if its window is not over."""
+    """The marks of the budgets that the request counts in, and the least charge in each, if its window is not over."""
 
 
 class Credited(msgspec.Struct, frozen=True):

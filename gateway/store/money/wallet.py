@@ -259,7 +259,7 @@ class Wallet:
         return (*terms, settlement.marks) if settlement.marks else terms
 
     async def budgets(self, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
-        """Return what each of these budgets of one request counts now. Holds whose lease has expired count until they are swept."""
+        """Return the present count of each budget of one request. Holds whose lease has expired count until they are swept."""
         return await read_budgets(self._client, account, budgets)
 
     async def ledger(self, account: str, limit: int, after: str = "") -> LedgerPage:
