@@ -5,7 +5,8 @@ between. Sans-I/O.
   `OVERLAP` characters is found wherever it is.
 - A text may itself be JSON, such as the arguments of a tool, or quote some. Escapes in it (`\n`, `\u0040`) are searched as the
   characters that they stand for, too. A match takes each escape that it cuts with it, so that what was JSON still is.
-- The payload of a data URL is passed over, at the speed at which its end is found.
+- The payload of a data URL is passed over, at the speed at which its end is found. It has `SHORTEST` characters of base64 at
+  least: what is shorter may be plain text in its place, and is searched.
 
 A JSON value is searched as it is decoded: of names that an object has twice the last counts, and a value that has such an object
 is changed by being encoded again, so that what was not searched is not sent.
@@ -34,6 +35,7 @@ SETTLED: Final = 4 * BEFORE
 """How far before a piece no match of it can begin."""
 
 DATA_URL: Final = ";base64,"
+SHORTEST: Final = 256
 _PAYLOAD: Final = re.compile(r"[A-Za-z0-9+/=_-]*")
 _ESCAPE: Final = re.compile(r'(?<!\\)\\+(?:u([0-9a-fA-F]{4})|(["/bfnrt]))')
 _MEANT: Final = {'"': '"', "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -107,12 +109,13 @@ def unescaped(text: str) -> str:
     return read.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _payload_end(text: str, at: int) -> Generator[None, None, int]:
+def _payload_end(text: str, begin: int) -> Generator[None, None, int]:
+    at = begin
     while True:
         match = _PAYLOAD.match(text, at, at + WINDOW)
         end = match.end() if match else at
         if end < at + WINDOW:
-            return end
+            return end if end - begin >= SHORTEST else begin
         at = end
         yield
 

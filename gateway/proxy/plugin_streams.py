@@ -72,6 +72,7 @@ class ReplyStream:
         self._flows = asyncio.Event()
         self._flows.set()
         self._pump: asyncio.Task[None]
+        self._released = False
         self._timer: asyncio.TimerHandle
         self._hooks = ChunkHooks(exchange, () if self._gathering else hooks)
         to = self._gathering or caller
@@ -121,6 +122,7 @@ class ReplyStream:
 
     def release(self, *, at_end: bool) -> None:
         """Give nothing any more."""
+        self._released = True
         self._pump.cancel()
 
     async def _give(self, relay: Relay, on_data: OnData) -> None:
@@ -148,9 +150,10 @@ class ReplyStream:
                 raise RuntimeError("the events of its reply end before the answer is whole")
             relay.end(EndReason.COMPLETE)
         except BaseException as error:
-            if is_cancellation(error):
+            if self._released and is_cancellation(error):
                 raise
-            self._fail(relay, error)
+            cancelled = is_cancellation(error)
+            self._fail(relay, RuntimeError("a plugin cancelled the task of its stream") if cancelled else error)
 
     def _fail(self, relay: Relay, error: BaseException) -> None:
         """End the answer after an exception of the iterator. An answer that was whole before stays so."""

@@ -28,7 +28,8 @@ from plugins.text_search import PIECE
 
 CARD = "4111 1111 1111 1111"
 ROOT = Path(__file__).parents[2]
-PICTURE = "data:image/png;base64,4111111111111111"
+SOUND = "4111111111111111" * 16
+PICTURE = f"data:image/png;base64,{SOUND}"
 
 
 async def redacted(given: Services, body: dict[str, Any], **settings: Any) -> tuple[Exchange, dict[str, Any]]:
@@ -70,7 +71,7 @@ async def test_every_text_is_searched(given: Services) -> None:
 async def test_encoded_parts_and_names_that_mean_something_stay(given: Services) -> None:
     content = [
         {"type": "image_url", "image_url": {"url": PICTURE}},
-        {"type": "input_audio", "input_audio": {"data": "4111111111111111", "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}},
     ]
     body = {"model": "4111111111111111", "messages": [{"role": "user", "content": content}]}
     of, top = await redacted(given, body)
@@ -79,6 +80,18 @@ async def test_encoded_parts_and_names_that_mean_something_stay(given: Services)
     link = {"type": "image_url", "image_url": {"url": "https://x.example/?mail=ann@example.org"}}
     _, top = await redacted(given, {"messages": [{"role": "user", "content": [link]}]})
     assert "ann@" not in str(top)
+
+
+@pytest.mark.parametrize("text", ["4111111111111111 is mine", "ann@example.org", "-----BEGIN PRIVATE KEY-----\nMII"])
+async def test_plain_text_in_the_place_of_a_file_is_searched(given: Services, text: str) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": text}
+    content = [
+        {"type": "document", "source": source},
+        {"type": "file", "file": {"filename": "a.txt", "file_data": text}},
+        {"type": "text", "text": f"see ;base64,{text}"},
+    ]
+    _, top = await redacted(given, {"messages": [{"role": "user", "content": content}], "metadata": {"source": source}})
+    assert text.split(" is", maxsplit=1)[0] not in json.dumps(top)
 
 
 async def test_patterns_of_the_operator_replace_the_common_ones(given: Services) -> None:

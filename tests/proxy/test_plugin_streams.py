@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -11,6 +12,7 @@ from gateway.chat.request import Body
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.plugin_streams import answer_with_events
 from tests.fuzz.twins import REQUEST, Owner, Transport
+from tests.patience import PATIENCE_S
 
 STOP = Refused(403, "stopped", "Stopped.")
 
@@ -45,3 +47,22 @@ async def test_an_event_that_is_given_when_the_exchange_is_stopped_is_not_charge
     assert event("one") in written and b'"stopped"' in written and b"later" not in written
     assert (exchange.outcome, exchange.error, exchange.events) == (Outcome.STOPPED, STOP, 1)
     assert exchange.answer_usage is not None and exchange.answer_usage.completion_tokens == 1
+
+
+async def test_an_iterator_that_cancels_its_task_ends_the_answer_with_an_error() -> None:
+    exchange, to_caller = Exchange(REQUEST, body), Closable()
+
+    async def events() -> AsyncIterator[bytes]:
+        yield event("one")
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(PATIENCE_S)
+
+    given = events()
+    caller = CallerConnection(Owner(), to_caller, http_1_1=True, keep_alive=True)
+    async with asyncio.timeout(PATIENCE_S):
+        await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, ([], []), set())
+    written = b"".join(call for call in to_caller.calls if isinstance(call, bytes))
+    assert event("one") in written and b'"internal_error"' in written
+    assert exchange.outcome is Outcome.INTERNAL_ERROR
