@@ -17,9 +17,8 @@ from typing import Final
 import msgspec
 
 from gateway.alerts import event
-from gateway.alerts.event import EventClaim, Outbox
+from gateway.alerts.event import Event, EventClaim, Outbox
 from gateway.base.amounts import MICROS
-from gateway.base.errors import StoreAway
 from gateway.base.log import Logger
 from gateway.config.schema import AlertSettings
 from gateway.store.channels import Channels, ChannelStatus, Condition
@@ -32,13 +31,8 @@ REPEAT_S: Final = 300.0
 """How long what was noted is not noted again. An account that recovered and is low again may be noticed so much later."""
 UP_AFTER_S: Final = 10.0
 """How long a channel must work until it is up again: one that fails again and again is not an event each time."""
-BATCH: Final = 50
-"""Events that are written at once, so that requests do not wait for the store meanwhile."""
-PAGE: Final = 1000
 
 log = Logger("gateway.alerts.alerts")
-
-Subject = tuple[str | int | None, ...]
 
 
 class Alerts:
@@ -48,11 +42,8 @@ class Alerts:
         self._outbox = Outbox(client)
         self._channels = channels
         self._waiting: deque[EventClaim] = deque()
-        self._noted: dict[Subject, tuple[int, float]] = {}
-        self._low: set[str] = set()
-        self._low_until = 0
-        self._healthy: dict[str, float] = {}
-        self._up: set[str] = set()
+        self._noted: dict[str, tuple[str | int, float]] = {}
+        self._healthy_since: dict[str, float] = {}
         self._lost = 0
         self.dropped: Callable[[], None] = lambda: None
         self.up_after_s = UP_AFTER_S
@@ -85,29 +76,30 @@ class Alerts:
             return
         share = used * 100 // limit
         level = next(level for level in event.LEVELS if share >= level)
-        subject = ("budget", account, token_id, window, limit, ends_at_ms)
-        if self._first(subject, level):
+        key = f"budget:{account}:{token_id}:{window}:{limit}:{ends_at_ms or 0}"
+        if self._first(key, level):
             now_ms = event.now_ms()
-            end = now_ms + event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(now_ms, ends_at_ms) + event.LATE_MS
+            left = event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(0, ends_at_ms - now_ms) + event.LATE_MS
             made = event.budget_reached(account, token_id, window, used, limit, level, ends_at_ms)
-            key = f"budget:{account}:{token_id}:{window}:{limit}:{ends_at_ms or 0}"
-            self._add(subject, EventClaim("reach", key, made, level, end))
+            self._add(key, EventClaim(f"{key}:{level}", made, left))
 
     def balance(self, account: str, available: int) -> None:
         """Note what an account may still spend, in micros: its balance and credit line, without what is held at the moment."""
         threshold = self._threshold
         if threshold is None:
             return
-        subject = ("low", account)
-        if available >= threshold:
-            if account in self._low or subject in self._noted:
-                self._noted.pop(subject, None)
-                if self._add(subject, EventClaim("leave", "low", value=account)):
-                    self._low.discard(account)
-                else:
-                    self._low.add(account)
-        elif self._first(subject):
-            self._add(subject, EventClaim("join", "low", event.low_balance(account, available, threshold), account))
+        state = "low" if available < threshold else "above"
+        noted = self._noted.get(account)
+        if noted is not None and noted[0] is state and noted[1] > time.monotonic():  # as `_first`, which is slower
+            return
+        self._first(account, state)
+        key = f"low:{account}"
+        if state == "above":  # also where this process never saw it low: another one may have
+            self._add(account, EventClaim(key))
+        else:
+            self._add(
+                account, EventClaim(key, event.low_balance(account, available, threshold), event.LASTING_WINDOW_MS)
+            )
 
     def channel_states(self, statuses: Mapping[str, ChannelStatus]) -> None:
         """Note which channels the circuit breaker has closed for all accounts, and which of them work again.
@@ -118,98 +110,60 @@ class Alerts:
             return
         now = time.monotonic()
         for name, status in statuses.items():
-            subject = ("channel", name)
+            key = f"channel:{name}"
             if status.condition is Condition.HEALTHY:
-                if name not in self._up and now - self._healthy.setdefault(name, now) >= self.up_after_s:
-                    self._noted.pop(subject, None)
-                    if self._add(subject, EventClaim("end", f"channel:{name}", event.channel_up(name))):
-                        self._up.add(name)
+                if now - self._healthy_since.setdefault(name, now) >= self.up_after_s and self._first(key, "up"):
+                    self._add(key, EventClaim(key, event.channel_up(name)))
                 continue
-            self._healthy.pop(name, None)
-            if status.firm and status.condition is not Condition.DISABLED:
-                self._up.discard(name)
-                if self._first(subject):
-                    end = event.now_ms() + event.CHANNEL_WINDOW_MS
-                    self._add(subject, EventClaim("begin", f"channel:{name}", event.channel_down(name), name, end))
+            self._healthy_since.pop(name, None)
+            if status.firm and status.condition is not Condition.DISABLED and self._first(key, "down"):
+                self._add(key, EventClaim(key, event.channel_down(name), event.LASTING_WINDOW_MS))
 
     def credential_refused(self, channel: str, index: int, of: int) -> None:
         """Note that an upstream refused a credential: the one with this index, of so many."""
-        subject = ("credential", channel, index)
-        if "credential" in self._kinds and self._first(subject):
-            made = event.credential_refused(channel, index, of)
-            end = event.now_ms() + event.CREDENTIAL_WINDOW_MS
-            self._add(subject, EventClaim("reach", f"credential:{channel}:{index}", made, 1, end))
+        key = f"credential:{channel}:{index}"
+        if "credential" in self._kinds and self._first(key, "refused"):
+            self._add(key, EventClaim(key, event.credential_refused(channel, index, of), event.CREDENTIAL_WINDOW_MS))
 
     async def write(self) -> None:
-        """Write a batch of what was noted to the store. Raises `StoreAway`; then the next call writes the same again."""
-        self.arrived.clear()
+        """Write what was noted to the store, in its order. Raises `StoreAway`; then the next call writes the rest."""
         if self._lost:
             log.error("alerts_dropped", count=self._lost, reason="too many wait for the store")
             self._lost = 0
-        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        try:
-            outcomes = await self._claim(batch)
-        except BaseException:
-            self._waiting.extendleft(reversed(batch))
-            self.arrived.set()
-            raise
-        away = [claim for claim, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, StoreAway)]
-        self._waiting.extendleft(reversed(away))
-        if self._waiting:
-            self.arrived.set()
-        for outcome in outcomes:
-            if outcome is False:
+        while self._waiting:  # one after the other: requests use the same connection
+            claim = self._waiting[0]
+            if claim.event is not None and claim.event.type == "channel.down":
+                claim = msgspec.structs.replace(claim, event=await self._with_reason(claim.event))
+            if not await self._outbox.claim(claim):
                 self.dropped()
-                log.error("alerts_dropped", count=1, reason="the outbox is full: does the webhook answer?")
-            elif isinstance(outcome, Exception) and not isinstance(outcome, StoreAway):
-                self.dropped()
-                log.error("alerts_dropped", count=1, reason=str(outcome))
-        if away:
-            raise StoreAway("the store does not answer")
+                log.error("alerts_dropped", count=1, reason="the queue is full: does the webhook answer?")
+            self._waiting.popleft()
+        self.arrived.clear()
 
-    async def read_low(self) -> None:
-        """Learn which accounts are low, so that it is noticed when one of them is not any more. Raises `StoreAway`."""
-        if self._threshold is None:
-            return
-        while page := await self._outbox.low_since(self._low_until, PAGE):
-            self._low.update(account for account, _ in page)
-            self._low_until = page[-1][1] + 1
-            if len(page) < PAGE:
-                break
-
-    async def _claim(self, batch: list[EventClaim]) -> list[bool | BaseException]:
-        """Count the events of a batch, in their order. Return for each whether there was room, or the error."""
-        claims = [await self._with_reason(claim) for claim in batch]
-        return await asyncio.gather(*map(self._outbox.claim, claims), return_exceptions=True)
-
-    async def _with_reason(self, claim: EventClaim) -> EventClaim:
+    async def _with_reason(self, down: Event) -> Event:
         """Return the event of a channel that is down with its last error."""
-        if claim.operation != "begin" or claim.event is None:
-            return claim
-        channel = str(claim.value)
+        channel = down.data["channel"]
         (shown,) = await self._channels.show([channel])
-        made = event.channel_down(channel, shown.last_error)
-        return msgspec.structs.replace(claim, event=msgspec.structs.replace(made, timestamp=claim.event.timestamp))
+        return msgspec.structs.replace(event.channel_down(channel, shown.last_error), timestamp=down.timestamp)
 
-    def _add(self, subject: Subject, claim: EventClaim) -> bool:
-        """Let an event wait for `write`. Return whether there was room; otherwise it is not noted."""
+    def _add(self, key: str, claim: EventClaim) -> None:
+        """Let an event wait for `write`. Without room it is not noted."""
         self.arrived.set()
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(claim)
-            return True
+            return
         self._lost += 1
-        self._noted.pop(subject, None)
+        self._noted.pop(key, None)
         self.dropped()
-        return False
 
-    def _first(self, subject: Subject, level: int = 1) -> bool:
-        """Return whether this level was not noted yet, and remember that it is now."""
+    def _first(self, key: str, state: str | int) -> bool:
+        """Return whether this state was not noted yet, or not lately, and remember that it is now."""
         now = time.monotonic()
-        known = self._noted.get(subject)
-        if known is not None and known[0] >= level and known[1] > now:
+        known = self._noted.get(key)
+        if known is not None and known[0] == state and known[1] > now:
             return False
-        self._noted.pop(subject, None)
-        self._noted[subject] = level, now + REPEAT_S
+        self._noted.pop(key, None)
+        self._noted[key] = state, now + REPEAT_S
         if len(self._noted) > MAX_NOTED:
             del self._noted[next(iter(self._noted))]
         return True

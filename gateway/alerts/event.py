@@ -1,29 +1,31 @@
-"""Events that an operator is alerted of: their types, their contents, and the outbox of the store that counts and keeps them.
+"""Events that an operator is alerted of: their types, their contents, and the queue in the store that counts and keeps them.
 
-1. **An event is counted and put into the outbox by one script**, so several gateways that notice the same send it once.
-2. **An event stays in the outbox until its delivery is reported.** One process at a time sends; where it dies, another one takes
-   over when its lease has expired, and sends what was not reported, with the same id.
-3. The outbox has at most `MOST` events. Further ones are not counted, so that they may be noticed again.
+1. **An event is counted and queued by one script**, so several gateways that notice the same send it once, and none is lost
+   between the two.
+2. **An event stays in the queue until the receiver accepted it.** Any process may send it; one that dies while it sends leaves it
+   to the others, who send it again with the same id: an event may arrive twice.
+3. The queue has at most `MOST` events. Further ones are not counted, so that they may be noticed again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from gateway.base.amounts import amount
 from gateway.base.ids import new_id, utc
-from gateway.store.client.client import Client, Script
+from gateway.store.client.client import Argument, Client, Script
 
 MAX_ERROR: Final = 200
 LEVELS: Final = (100, 80, 50)
 """The shares of a budget, in percent, that are events."""
 CREDENTIAL_WINDOW_MS: Final = 3_600_000
-CHANNEL_WINDOW_MS: Final = 7 * 86_400_000
-"""A channel that is down for longer is an event again."""
+LASTING_WINDOW_MS: Final = 7 * 86_400_000
+"""A channel that is down for longer, or an account that is low for longer, is an event again."""
 LATE_MS: Final = 86_400_000
 """How long after its end a budget's window is remembered, for requests that are settled then."""
 ENDLESS_WINDOW_MS: Final = 365 * 86_400_000
@@ -34,12 +36,8 @@ KEPT: Final = 20
 """Events that were given up and are still listed."""
 KEY: Final = "gw:{alert-events}:"
 """The keys are in one hash slot of a cluster. No account's id has a hyphen."""
-LOW: Final = f"{KEY}low"
-"""The accounts whose balance is low, with the time since when."""
-Outcome = Literal["sent", "again", "given_up"]
-"""How an attempt ended. `again`: it failed, and is to be repeated."""
-_EVENTS, _DUE, _SENDER, _GIVEN_UP = (f"{KEY}{name}" for name in ("events", "due", "sender", "given_up"))
-_CLAIM, _TAKE, _REPORT = (Script.load(Path(__file__).with_name(f"{name}.lua")) for name in ("claim", "take", "report"))
+_QUEUE, _GIVEN_UP = f"{KEY}queue", f"{KEY}given-up"
+_CLAIM, _TAKE = (Script.load(Path(__file__).with_name(f"{name}.lua")) for name in ("claim", "take"))
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -51,7 +49,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class OutboxEntry(msgspec.Struct, frozen=True):
-    """An event in the outbox. `id` stays the same over all attempts. `error`: why the last one failed."""
+    """A queued event. `id` stays the same over all attempts. `error`: why the last one failed."""
 
     id: str
     type: str
@@ -62,13 +60,11 @@ class OutboxEntry(msgspec.Struct, frozen=True):
 
 
 class EventClaim(msgspec.Struct, frozen=True):
-    """How the store counts an event; see claim.lua. `leave` has no event."""
+    """An event that counts once in a window, by `key`. A window of 0: what the key stands for has ended, see claim.lua."""
 
-    operation: Literal["reach", "begin", "end", "join", "leave"]
     key: str
     event: Event | None = None
-    value: str | int = ""
-    window_end_ms: int = 0
+    window_ms: int = 0
 
 
 def entry_of(event: Event) -> OutboxEntry:
@@ -146,66 +142,52 @@ def test(gateway: str) -> Event:
     return event("test", f"a test of alerts from gateway {gateway}", gateway=gateway)
 
 
-class OutboxBatch(msgspec.Struct, frozen=True):
-    """What there is to send. `entries` is None where another process sends. `pending`: all events in the outbox."""
+class DueEvent(msgspec.Struct, frozen=True):
+    """An event to send, and the record that the queue knows it by."""
 
-    pending: int
-    entries: list[OutboxEntry] | None
+    record: bytes
+    entry: OutboxEntry
 
 
 class Outbox:
-    """The outbox of one store."""
+    """The queue of one store."""
 
     def __init__(self, client: Client, most: int = MOST) -> None:
         self._client = client
         self._most = most
 
     async def claim(self, claim: EventClaim) -> bool:
-        """Count an event, and put it into the outbox if it is the first of its window. Return False if the outbox is full.
+        """Count an event, and queue it if it is the first of its window. Return False if the queue is full.
 
         May be repeated. Raises `StoreAway`.
         """
-        entry = None if claim.event is None else entry_of(claim.event)
-        id, record = ("", b"") if entry is None else (entry.id, msgspec.json.encode(entry))  # noqa: A001
-        arguments = [claim.operation, claim.value, claim.window_end_ms, id, record, self._most]
-        return bool(await self._client.run(_CLAIM, [KEY + claim.key, _EVENTS, _DUE], arguments) != -1)
+        record = b"" if claim.event is None else msgspec.json.encode(entry_of(claim.event))
+        arguments: list[Argument] = [claim.window_ms, record, now_ms(), self._most]
+        return bool(await self._client.run(_CLAIM, [KEY + claim.key, _QUEUE], arguments))
 
-    async def low_since(self, moment_ms: int, count: int) -> list[tuple[str, int]]:
-        """Return the accounts that are low since this time or later, with that time, the earliest first. Raises `StoreAway`."""
-        limits = ("BYSCORE", "LIMIT", 0, count, "WITHSCORES")
-        return [
-            (account.decode(), int(score))
-            for account, score in await self._client.call("ZRANGE", LOW, moment_ms, "+inf", *limits)
-        ]
+    async def take(self, count: int, lease_ms: int) -> tuple[int, list[DueEvent]]:
+        """Return how many events are queued, and those to send now. Nobody else gets these for `lease_ms`. Raises `StoreAway`."""
+        now = now_ms()
+        queued, records = await self._client.run(_TAKE, [_QUEUE], [now, now + lease_ms, count])
+        return queued, [DueEvent(record, msgspec.json.decode(record, type=OutboxEntry)) for record in records]
 
-    async def take(self, sender: str, lease_ms: int, count: int) -> OutboxBatch:
-        """Return what `sender` is to send now, if no other process has the lease. Raises `StoreAway`."""
-        pending, records = await self._client.run(_TAKE, [_SENDER, _EVENTS, _DUE], [sender, lease_ms, count])
-        if records is None:
-            return OutboxBatch(pending, None)
-        return OutboxBatch(pending, [msgspec.json.decode(record, type=OutboxEntry) for record in records])
-
-    async def report(self, entry: OutboxEntry, outcome: Outcome, delay_ms: int = 0) -> None:
-        """Write down how an attempt ended: with `again` the event is due in `delay_ms`. May be repeated. Raises `StoreAway`."""
-        record = msgspec.json.encode(entry)
-        await self._client.run(_REPORT, [_EVENTS, _DUE, _GIVEN_UP], [outcome, entry.id, record, delay_ms, KEPT])
-
-    async def release(self, sender: str) -> None:
-        """Let another process send. Raises `StoreAway`."""
-        if await self._client.call("GET", _SENDER) == sender.encode():
-            await self._client.call("DEL", _SENDER)
+    async def report(self, taken: DueEvent, tried: OutboxEntry, again_in_s: float | None = None) -> None:
+        """Write down how an attempt ended: it is due again in so many seconds, else it was sent or given up. Raises `StoreAway`."""
+        commands: list[tuple[Argument, ...]] = []
+        record = msgspec.json.encode(tried)
+        if again_in_s is not None:
+            commands.append(("ZADD", _QUEUE, now_ms() + round(again_in_s * 1000), record))
+        elif tried.error:
+            commands += [("LPUSH", _GIVEN_UP, record), ("LTRIM", _GIVEN_UP, 0, KEPT - 1)]
+        commands.append(
+            ("ZREM", _QUEUE, taken.record)
+        )  # the last: an event that is there twice is sent twice, none is lost
+        await asyncio.gather(*(self._client.submit(*command) for command in commands))
 
     async def pending(self, count: int) -> list[tuple[OutboxEntry, int]]:
-        """Return events that wait, each with the time of its next attempt in ms since 1970. Raises `StoreAway`."""
-        times = await self._client.call("ZRANGE", _DUE, 0, count - 1, "WITHSCORES")
-        if not times:
-            return []
-        records = await self._client.call("HMGET", _EVENTS, *(id for id, _ in times))  # noqa: A001
-        return [
-            (msgspec.json.decode(record.partition(b" ")[2], type=OutboxEntry), int(at))
-            for record, (_, at) in zip(records, times, strict=True)
-            if record is not None
-        ]
+        """Return queued events, each with the time of its next attempt in ms since 1970. Raises `StoreAway`."""
+        records = await self._client.call("ZRANGE", _QUEUE, 0, count - 1, "WITHSCORES")
+        return [(msgspec.json.decode(record, type=OutboxEntry), int(at)) for record, at in records]
 
     async def given_up(self) -> list[OutboxEntry]:
         """Return the last events that were given up, the latest first. Raises `StoreAway`."""

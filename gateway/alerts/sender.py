@@ -1,8 +1,7 @@
-"""The process that sends alerts: of all gateways that share a store, the one that has the lease.
+"""Delivery of queued alerts to the webhook, by any process that shares the store.
 
 1. **An event is sent until the receiver answers 2xx or a day has passed**, with exponential backoff and jitter. Then it is given
-   up and logged. What was sent but could not be reported, since the store is away, is reported later and not sent again by this
-   process.
+   up and logged. One whose outcome could not be written down is sent again after `LEASE_S`, with the same id.
 2. **A store that does not answer is an event of each gateway of its own**: it is kept in memory and sent from there, in order.
 3. At most `AT_ONCE` attempts run at once, so that an address that does not answer costs no memory.
 
@@ -42,15 +41,14 @@ from aiohttp import (
 )
 
 from gateway.alerts import event
-from gateway.alerts.event import Event, Outbox, OutboxEntry, Outcome
+from gateway.alerts.event import DueEvent, Event, Outbox, OutboxEntry
 from gateway.alerts.signature import sign
 from gateway.base.errors import GatewayError, StoreAway
-from gateway.base.ids import new_id
 from gateway.base.log import Logger
 
 AT_ONCE: Final = 8
 LEASE_S: Final = 30.0
-"""Longer than the attempts of one round take. So long an event may wait when the process that sends is killed."""
+"""Longer than one round of attempts takes. So long an event waits when the process that sends it stops or is killed."""
 PAUSE_S: Final = 0.5
 AWAY_AFTER_S: Final = 5.0
 """How long a store does not answer until that is an event: a failover takes less."""
@@ -59,8 +57,6 @@ LONGEST_S: Final = 3600.0
 GIVEN_UP_AFTER_S: Final = 86_400.0
 MAX_OWN: Final = 20
 """Events about the store that wait in memory."""
-STOP_S: Final = 3.0
-"""How long a stop waits for attempts in progress. What they do not finish is sent again."""
 
 log = Logger("gateway.alerts.sender")
 
@@ -72,17 +68,10 @@ MAX_SHOWN: Final = 300
 """Characters of an answer's body that are shown."""
 
 
-class Own(msgspec.Struct):
-    """An event that the store cannot keep, and the monotonic time of its next attempt."""
-
-    entry: OutboxEntry
-    due: float = 0.0
-
-
 class Sender:
-    """Sends the events of one outbox to one webhook.
+    """Sends queued events to one webhook.
 
-    `count(result)` is called for each attempt, `pending(number)` with the number of events in the outbox.
+    `count(result)` is called for each attempt, `pending(number)` with the number of queued events.
     """
 
     def __init__(
@@ -101,91 +90,68 @@ class Sender:
         self._lease_ms = round(lease_s * 1000)
         self._away_after_s = away_after_s
         self._first_s = first_s
-        self._name = new_id()
         self._gateway = socket.gethostname()
         self._webhook: Webhook | None = None
-        self._next: Webhook | None = None
         self._store_events = False
-        self._unreported: dict[str, tuple[OutboxEntry, Outcome, int]] = {}
-        self._own: deque[Own] = deque(maxlen=MAX_OWN)
+        self._own: deque[OutboxEntry] = deque(maxlen=MAX_OWN)
+        self._own_due = 0.0
         self._failing_since: float | None = None
         self._away = False
 
     def use(self, webhook: Webhook | None, *, store_events: bool) -> None:
         """Send to this webhook from now on; None: send nothing. `store_events`: whether a store that is away is an event."""
-        self._next, self._store_events = webhook, store_events
+        self._webhook, self._store_events = webhook, store_events
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send what is due, again and again, until `stop` is set. Then let another process send."""
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            while not stop.is_set():
-                step = asyncio.ensure_future(self.step())
-                await asyncio.wait((step, stopping), return_when=asyncio.FIRST_COMPLETED)
-                if not step.done():
-                    await asyncio.wait((step,), timeout=STOP_S)
-                if not step.done():
-                    step.cancel()
-                    await asyncio.wait((step,))
-                    break
-                if not step.result():
-                    await asyncio.wait((stopping,), timeout=PAUSE_S)
-        finally:
-            stopping.cancel()
-            self.use(None, store_events=False)
-            await self._switch()
-            with suppress(GatewayError):
-                await self._report()
-                await self._outbox.release(self._name)
+        """Send what is due, again and again, until `stop` is set. Attempts in progress then are repeated by another process."""
+        stopping, sending = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._repeat(stop))
+        await asyncio.wait((stopping, sending), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        sending.cancel()
+        with suppress(asyncio.CancelledError):
+            await sending
+
+    async def _repeat(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            if not await self.step():
+                await asyncio.sleep(PAUSE_S)
 
     async def step(self) -> bool:
         """Send what is due now. Return whether the receiver accepted anything, so that there may be more to send."""
-        if (webhook := await self._switch()) is None:
+        if (webhook := self._webhook) is None:
             return False
-        entries: list[OutboxEntry] = []
+        due: list[DueEvent] = []
         try:
-            await self._report()
-            taken = await self._outbox.take(self._name, self._lease_ms, AT_ONCE)
-            self._pending(taken.pending)
-            entries = taken.entries or []
+            queued, due = await self._outbox.take(AT_ONCE, self._lease_ms)
+            self._pending(queued)
             self._store_answers()
         except StoreAway as error:
             self._store_fails(error)
         except Exception:
             log.exception("alerts_failed")
-        accepted = await asyncio.gather(*(self._send(webhook, entry) for entry in entries), self._send_own(webhook))
-        return any(accepted)
+        return any(await asyncio.gather(*(self._send(webhook, taken) for taken in due), self._send_own(webhook)))
 
-    async def _switch(self) -> Webhook | None:
-        """Return the webhook to use, and close the one before: no attempt is in progress now."""
-        if self._webhook is not None and self._webhook is not self._next:
-            await self._webhook.close()
-        self._webhook = self._next
-        return self._webhook
-
-    async def _send(self, webhook: Webhook, entry: OutboxEntry) -> bool:
-        """Attempt an event of the outbox, and report how it ended. Return whether the receiver accepted it."""
-        tried, delay_s = await self._attempt(webhook, entry)
-        outcome: Outcome = "sent" if not tried.error else "given_up" if delay_s is None else "again"
-        self._unreported[entry.id] = tried, outcome, round((delay_s or 0) * 1000)
+    async def _send(self, webhook: Webhook, taken: DueEvent) -> bool:
+        """Attempt a queued event, and report how it ended. Return whether the receiver accepted it."""
+        tried, again_in_s = await self._attempt(webhook, taken.entry)
         with suppress(GatewayError):
-            await self._report(entry.id)
+            await self._outbox.report(taken, tried, again_in_s)
         return not tried.error
 
     async def _send_own(self, webhook: Webhook) -> bool:
         """Attempt the first of the events that are kept in memory, if it is due. Return whether the receiver accepted it."""
-        if not self._own or self._own[0].due > time.monotonic():
+        if not self._own or self._own_due > time.monotonic():
             return False
-        own = self._own[0]
-        own.entry, delay_s = await self._attempt(webhook, own.entry)
-        if own.entry.error and delay_s is not None:
-            own.due = time.monotonic() + delay_s
-        elif self._own and self._own[0] is own:
+        tried, again_in_s = await self._attempt(webhook, self._own[0])
+        self._own_due = time.monotonic() + (again_in_s or 0)
+        if again_in_s is None:
             self._own.popleft()
-        return not own.entry.error
+        else:
+            self._own[0] = tried
+        return not tried.error
 
     async def _attempt(self, webhook: Webhook, entry: OutboxEntry) -> tuple[OutboxEntry, float | None]:
-        """Send an event once. Return it with the outcome, and in how many seconds to try again; None for never."""
+        """Send an event once. Return it with its error, and in how many seconds to try again; None for never."""
         answer = await webhook.post(entry.id, entry.body.encode())
         attempts = entry.attempts + 1
         entry = msgspec.structs.replace(entry, attempts=attempts, error=answer.error)
@@ -203,13 +169,6 @@ class Sender:
         delay_s = longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads attempts
         log.warning("alert_failed", **where, reason=answer.error, cure=answer.cure, again_in_s=round(delay_s, 1))
         return entry, delay_s
-
-    async def _report(self, only: str | None = None) -> None:
-        """Report the outcomes that the store does not know yet. Raises `GatewayError`; they are then kept."""
-        for id in [only] if only else list(self._unreported):  # noqa: A001
-            entry, outcome, delay_ms = self._unreported[id]
-            await self._outbox.report(entry, outcome, delay_ms)
-            del self._unreported[id]
 
     def _store_answers(self) -> None:
         self._failing_since = None
@@ -231,7 +190,7 @@ class Sender:
         if self._store_events:
             if len(self._own) == MAX_OWN:
                 self._count("dropped")
-            self._own.append(Own(event.entry_of(happened)))
+            self._own.append(event.entry_of(happened))
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -254,7 +213,6 @@ class Webhook:
         self._url = url
         self._keys = keys
         self._total_s = total_s
-        self._session: ClientSession | None = None
 
     async def post(self, id: str, body: bytes) -> Delivery:  # noqa: A002 - the specification's name
         """Send a body once. Never raises for what the network or the receiver does."""
@@ -268,28 +226,20 @@ class Webhook:
             "webhook-signature": sign(self._keys, id, timestamp, body),
         }
         try:
-            async with self._client().post(self._url, data=body, headers=headers, allow_redirects=False) as response:
+            async with (
+                ClientSession(
+                    timeout=ClientTimeout(total=self._total_s, connect=min(CONNECT_S, self._total_s)),
+                    connector=TCPConnector(force_close=True),
+                    cookie_jar=DummyCookieJar(),
+                    auto_decompress=False,
+                ) as session,
+                session.post(self._url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
                 text = await self._beginning(response)
                 response.close()  # the rest of the body is not read
                 return _judged(response.status, text)
         except (ClientError, OSError, TimeoutError, ValueError) as error:
             return Delivery(0, *_reason(error, self._total_s))
-
-    async def close(self) -> None:
-        """Close what is open."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _client(self) -> ClientSession:
-        if self._session is None:
-            self._session = ClientSession(
-                timeout=ClientTimeout(total=self._total_s, connect=min(CONNECT_S, self._total_s)),
-                connector=TCPConnector(force_close=True),
-                cookie_jar=DummyCookieJar(),
-                auto_decompress=False,
-            )
-        return self._session
 
     async def _beginning(self, response: ClientResponse) -> str:
         """Return the beginning of the body; empty where it does not come: the status is what counts."""

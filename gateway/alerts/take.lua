@@ -1,24 +1,8 @@
--- Returns the number of events in the outbox, and the records that are to be sent now; false in place of them where another
--- process sends. Nothing is removed: an event stays until its delivery is reported.
+-- Returns the number of queued events, and the records that are to be sent now. They are due again later, so that nobody else
+-- sends them meanwhile, and somebody does where this process dies.
 --
--- KEYS  the lease of the process that sends, the events (id -> record), their times
--- ARGV  the name of this process, its lease in ms, how many records at most
-local lease, events, due = KEYS[1], KEYS[2], KEYS[3]
-local owner = redis.call('GET', lease)
-if owner and owner ~= ARGV[1] then return { redis.call('HLEN', events), false } end
-redis.call('SET', lease, ARGV[1], 'PX', ARGV[2])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local most, records = tonumber(ARGV[3]), {}
-for _, id in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0, 4 * most)) do
-  local record = redis.call('HGET', events, id)
-  local after = record and record:match('^(%S+) ')
-  if not record then
-    redis.call('ZREM', due, id)
-  elseif after and redis.call('HEXISTS', events, after) == 1 then
-    redis.call('ZADD', due, now + 1000, id)
-  elseif #records < most then
-    records[#records + 1] = record:sub(record:find(' ', 1, true) + 1)
-  end
-end
-return { redis.call('HLEN', events), records }
+-- KEYS  the queue (record -> when to send, in ms since 1970)
+-- ARGV  the time in ms, when the records are due again, how many records at most
+local records = redis.call('ZRANGE', KEYS[1], '-inf', ARGV[1], 'BYSCORE', 'LIMIT', 0, ARGV[3])
+for _, record in ipairs(records) do redis.call('ZADD', KEYS[1], ARGV[2], record) end
+return { redis.call('ZCARD', KEYS[1]), records }

@@ -104,10 +104,7 @@ async def _send(read: Config, settings: AlertSettings) -> tuple[str, Delivery]:
 
     webhook = Webhook(settings.webhook, secrets_of(read, create=False))
     entry = event.entry_of(event.test(socket.gethostname()))
-    try:
-        return entry.id, await webhook.post(entry.id, entry.body.encode())
-    finally:
-        await webhook.close()
+    return entry.id, await webhook.post(entry.id, entry.body.encode())
 
 
 async def _rows(store: Store) -> list[dict[str, Any]]:

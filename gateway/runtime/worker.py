@@ -58,10 +58,9 @@ HANGS_AFTER_S: Final = 15.0
 
 sampler_log = Logger("gateway.runtime.sampler")
 
-PAUSE_S: Final = 0.05
-"""Between two batches: requests use the same connection."""
-LOOK_INTERVAL_S: Final = 1.0
-LAST_BATCHES: Final = 20
+RETRY_S: Final = 1.0
+LAST_S: Final = 1.0
+"""How long a worker that stops writes its last alerts."""
 
 alert_log = Logger("gateway.runtime.alert_writer")
 
@@ -295,38 +294,29 @@ class AlertWriter(BackgroundTask):
 
     def __init__(self, alerts: Alerts) -> None:
         self._alerts = alerts
-        self._looked_at = 0.0
         self._failing = False
 
     async def __aexit__(self, *error: object) -> None:
         await super().__aexit__(*error)
-        with suppress(GatewayError):
-            for _ in range(LAST_BATCHES):
-                if self._alerts.arrived.is_set():
-                    await self._alerts.write()
+        with suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await self._alerts.write()
 
     async def run_once(self) -> None:
-        """Write a batch, and once a second learn which accounts are low. Log a failure once."""
+        """Write what was noted. Log a failure once."""
         try:
-            if self._alerts.arrived.is_set():
-                await self._alerts.write()
-            if time.monotonic() - self._looked_at >= LOOK_INTERVAL_S:
-                self._looked_at = time.monotonic()
-                await self._alerts.read_low()
+            await self._alerts.write()
             self._failing = False
+            return
         except GatewayError as error:
             if not self._failing:
                 alert_log.warning("alerts_not_written", reason=str(error))
             self._failing = True
-            await asyncio.sleep(LOOK_INTERVAL_S)
         except Exception:
             alert_log.exception("alerts_failed")
-            await asyncio.sleep(LOOK_INTERVAL_S)
+        await asyncio.sleep(RETRY_S)
 
     async def _run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_INTERVAL_S):
-                    await self._alerts.arrived.wait()
+            await self._alerts.arrived.wait()
             await self.run_once()
-            await asyncio.sleep(PAUSE_S)

@@ -23,11 +23,7 @@ SHORT_S = 0.3
 
 
 async def post(url: str, *, total_s: float = PATIENCE_S) -> Delivery:
-    webhook = Webhook(url, [KEY], total_s=total_s)
-    try:
-        return await webhook.post("msg_1", b'{"a": 1}')
-    finally:
-        await webhook.close()
+    return await Webhook(url, [KEY], total_s=total_s).post("msg_1", b'{"a": 1}')
 
 
 async def test_the_body_is_signed_with_the_time_of_the_attempt() -> None:

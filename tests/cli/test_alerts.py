@@ -7,11 +7,12 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from gateway.alerts import event
-from gateway.alerts.event import EventClaim, Outbox, OutboxEntry
+from gateway.alerts.event import EventClaim, Outbox
 from gateway.alerts.signature import VARIABLE
 from gateway.cli.commands import program
 from gateway.store.client.client import Client
@@ -117,20 +118,16 @@ async def test_what_waits_and_what_was_given_up_is_listed(client: Client, store_
     outbox = Outbox(client)
     for number in range(2):
         made = event.credential_refused("a", number, 2)
-        await outbox.claim(EventClaim("reach", f"credential:a:{number}", made, 1))
-    first, second = (await outbox.take("one", 1000, 8)).entries or []
-    await outbox.report(
-        OutboxEntry(first.id, first.type, first.body, first.created_ms, 9, "it answered 500"), "given_up"
-    )
-    await outbox.report(
-        OutboxEntry(second.id, second.type, second.body, second.created_ms, 1, "it answered 503"), "again", 5
-    )
+        await outbox.claim(EventClaim(f"credential:a:{number}", made, 1000))
+    _, (first, second) = await outbox.take(8, 1000)
+    await outbox.report(first, msgspec.structs.replace(first.entry, attempts=9, error="it answered 500"))
+    await outbox.report(second, msgspec.structs.replace(second.entry, attempts=1, error="it answered 503"), 5)
     _, printed, _ = await run("alerts", "list", "--config", str(file))
     assert "given up" in printed
     assert "it answered 503" in printed
     _, printed, _ = await run("alerts", "list", "--json", "--config", str(file))
     rows = [json.loads(line) for line in printed.splitlines()]
     assert [(row["state"], row["attempts"], row["error"], row["id"]) for row in rows] == [
-        ("pending", 1, "it answered 503", second.id),
-        ("given up", 9, "it answered 500", first.id),
+        ("pending", 1, "it answered 503", second.entry.id),
+        ("given up", 9, "it answered 500", first.entry.id),
     ]

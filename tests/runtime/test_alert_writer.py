@@ -42,21 +42,10 @@ async def test_the_last_events_are_written_when_the_worker_stops(client: Client)
     assert len(await Outbox(client).pending(1000)) == 200
 
 
-async def test_another_process_s_low_accounts_are_learned(client: Client) -> None:
-    one, other = (Alerts(client, Channels(client), SETTINGS) for _ in range(2))
-    one.balance("alice", 1)
-    async with AlertWriter(one), AlertWriter(other):
-        await pending(client, 1)
-        async with asyncio.timeout(PATIENCE_S):
-            while await client.call("ZCARD", "gw:{alert-events}:low"):
-                other.balance("alice", 9_000_000)
-                await asyncio.sleep(0.05)
-
-
 async def test_a_store_that_is_away_is_logged_once_and_nothing_is_lost(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
     away = Client.connect("unix:///nowhere/store.sock", timeout_s=0.05)
     alerts = Alerts(away, Channels(away), SETTINGS)
     writer = AlertWriter(alerts)

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.alerts import event
 from gateway.alerts.event import EventClaim, Outbox
+from gateway.alerts.sender import LEASE_S
 from gateway.alerts.signature import VARIABLE
 from gateway.config.schema import load
 from gateway.metrics.shared import SharedNumbers
@@ -37,7 +38,7 @@ def file_in(folder: Path, text: str) -> Path:
 
 def credential(number: int) -> EventClaim:
     made = event.credential_refused("a", number, 99)
-    return EventClaim("reach", f"credential:a:{number}", made, 1, event.now_ms() + 3_600_000)
+    return EventClaim(f"credential:a:{number}", made, 3_600_000)
 
 
 @asynccontextmanager
@@ -61,11 +62,13 @@ async def test_killed_between_claim_and_delivery_the_event_is_delivered_by_anoth
             await wait_until(lambda: bool(receiver.got))
             first.kill()
             await first.wait()
-        await client.call("PEXPIRE", "gw:{alert-events}:sender", 500)  # its lease ends by itself, somewhat later
+        ((record, due),) = await client.call("ZRANGE", "gw:{alert-events}:queue", 0, -1, "WITHSCORES")
+        assert event.now_ms() < due < event.now_ms() + LEASE_S * 1000
+        await client.call("ZADD", "gw:{alert-events}:queue", 0, record)  # as after this time
         async with sender(file, store_url):
             await wait_until(lambda: len(receiver.got) == 2)
             async with asyncio.timeout(PATIENCE_S):
-                while await client.call("HLEN", "gw:{alert-events}:events"):
+                while await client.call("ZCARD", "gw:{alert-events}:queue"):
                     await asyncio.sleep(0.01)
     assert receiver.got[0].id == receiver.got[1].id
     assert receiver.got[0].body == receiver.got[1].body
