@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gateway.base.amounts import MICROS, amount
     from gateway.base.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.base.ids import arrival_ms, utc
+    from gateway.base.leaky_buckets import LeakyBuckets
     from gateway.chain.plugin import Plugin
     from gateway.chain.services import Clock, Services
     from gateway.chat.answers import Delta
@@ -73,6 +74,7 @@ __all__ = [
     "Exchange",
     "Hold",
     "HoldReply",
+    "LeakyBuckets",
     "Limited",
     "Limits",
     "Operation",
@@ -115,6 +117,7 @@ _PLACES = {
     "gateway.base.amounts": "MICROS amount",
     "gateway.base.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.base.ids": "arrival_ms utc",
+    "gateway.base.leaky_buckets": "LeakyBuckets",
     "gateway.chain.plugin": "Plugin",
     "gateway.chain.services": "Clock Services",
     "gateway.chat.answers": "Delta",

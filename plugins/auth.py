@@ -22,6 +22,7 @@ from gateway import (
     Authenticated,
     Caller,
     Exchange,
+    LeakyBuckets,
     Plugin,
     Refused,
     Services,
@@ -31,7 +32,7 @@ from gateway import (
     invalid_token,
     network_of,
 )
-from plugins.pacing import LeakyBuckets, PacedRefusals
+from plugins.pacing import PacedRefusals
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""
@@ -58,7 +59,7 @@ class Auth(Plugin):
         """Take what the hooks need from the services."""
         self._tokens = services.store.tokens
         self._catalogue = services.catalogue
-        self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, services.clock)
+        self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, monotonic=services.clock.monotonic)
         self._refusals = PacedRefusals()
         self._callers: dict[str, tuple[Authenticated, Caller]] = {}
 

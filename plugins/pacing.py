@@ -1,4 +1,4 @@
-"""Pacing of refusals: limits by minute that one process keeps in bounded memory, one for each key, and two uses of them.
+"""Pacing of refusals: two uses of the limiter by key of one process, in bounded memory.
 
 **Paced refusals**: a caller that goes on all the same gets its refusals later and later, so that it does not take the time of
 others. Each worker answers `REFUSALS_PER_S` of one account or one address, as long as each connection waits for its answer. A
@@ -11,24 +11,21 @@ disk.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from typing import Final
 
 import msgspec
 
-from gateway import Caller, Clock, Exchange, Outcome, Record, arrival_ms, network_of, utc
+from gateway import Caller, Clock, Exchange, LeakyBuckets, Outcome, Record, arrival_ms, network_of, utc
 
 MAX_KEYS: Final = 10_000
-"""Keys that are kept. The one that was used least recently is forgotten first."""
+"""Addresses and accounts of which refusals are counted."""
 
 REFUSALS_PER_S: Final = 20
 """Refusals of one caller that are answered in a second, of which all may be at once."""
 LONGEST_DELAY_S: Final = 2.0
 MAX_DELAYED: Final = 1000
 """Refusals that wait at once, of all callers. Any more are answered at once."""
-MAX_CALLERS: Final = 10_000
-"""For how many callers refusals are counted."""
 
 COUNTED: Final = "counted"
 """The operation in the record of counted refusals."""
@@ -40,40 +37,16 @@ OTHERS: Final = "others"
 MAX_CODE: Final = 128
 
 
-class LeakyBuckets:
-    """A leaky bucket for each key: it holds `per_minute`, and as many leak out in a minute."""
-
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        self._interval_s = 60 / per_minute
-        self._clock = clock
-        self._empty_at: OrderedDict[str, float] = OrderedDict()
-        """When each bucket will be empty, on the monotonic clock."""
-
-    def add(self, key: str) -> float:
-        """Add one. Return 0, or, if the bucket is full and nothing was added, the seconds until there is room."""
-        now = self._clock.monotonic()
-        empty_at = max(now, self._empty_at.get(key, now)) + self._interval_s
-        wait_s = empty_at - now - 60
-        if wait_s > 0:
-            return wait_s
-        self._empty_at[key] = empty_at
-        self._empty_at.move_to_end(key)
-        if len(self._empty_at) > MAX_KEYS:
-            self._empty_at.popitem(last=False)
-        return 0
-
-
 class PacedRefusals:
     """When the refusals of each caller are answered. It counts in this process only, in bounded memory."""
 
     def __init__(self) -> None:
-        self._drained_at: OrderedDict[str, float] = OrderedDict()
-        """When each caller will have no refusals left that count (a leaky bucket)."""
+        self._buckets = LeakyBuckets(REFUSALS_PER_S, 1.0)
         self._delayed = 0
 
     async def wait(self, caller: str) -> None:
         """Return when a refusal of this caller may be answered: at once, unless it had many of late."""
-        delay_s = min(self._count(caller), LONGEST_DELAY_S)
+        delay_s = min(self._buckets.add(caller, LONGEST_DELAY_S), LONGEST_DELAY_S)
         if delay_s <= 0 or self._delayed >= MAX_DELAYED:
             return
         self._delayed += 1
@@ -81,16 +54,6 @@ class PacedRefusals:
             await asyncio.sleep(delay_s)
         finally:
             self._delayed -= 1
-
-    def _count(self, caller: str) -> float:
-        """Count a refusal, and return the seconds by which it is early."""
-        now = time.monotonic()
-        drained_at = max(now, self._drained_at.get(caller, now)) + 1 / REFUSALS_PER_S
-        self._drained_at[caller] = min(drained_at, now + 1 + LONGEST_DELAY_S)
-        self._drained_at.move_to_end(caller)
-        if len(self._drained_at) > MAX_CALLERS:
-            self._drained_at.popitem(last=False)
-        return drained_at - now - 1
 
 
 class Tally(msgspec.Struct):
@@ -111,9 +74,9 @@ class CountedRefusals:
 
     def __init__(self, of_address: int, of_account: int, clock: Clock) -> None:
         self._clock = clock
-        self._addresses = LeakyBuckets(of_address, clock)
-        self._all_addresses = LeakyBuckets(ALL_ADDRESSES * of_address, clock)
-        self._accounts = LeakyBuckets(of_account, clock)
+        self._addresses = LeakyBuckets(of_address, monotonic=clock.monotonic)
+        self._all_addresses = LeakyBuckets(ALL_ADDRESSES * of_address, monotonic=clock.monotonic)
+        self._accounts = LeakyBuckets(of_account, monotonic=clock.monotonic)
         self._loud_until: OrderedDict[str, float] = OrderedDict()
         self._all_loud_until = 0.0
         self._tallies: dict[str, Tally] = {}

@@ -48,11 +48,3 @@ async def test_only_so_many_refusals_wait_at_once(monkeypatch: pytest.MonkeyPatc
         task.cancel()
     await asyncio.wait(waiting)
     assert not is_delayed(refusals, "bob")
-
-
-async def test_callers_are_counted_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "MAX_CALLERS", 3)
-    refusals = PacedRefusals()
-    for number in range(100):
-        await refusals.wait(f"caller{number}")
-    assert len(refusals._drained_at) == 3
