@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from datetime import date
@@ -35,6 +34,7 @@ from gateway.admin.http.live import LIVE, LiveUsage
 from gateway.admin.http.port import note_known
 from gateway.base.errors import GatewayError, Refused, StoreError, internal
 from gateway.base.ids import new_id
+from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.base.log import Logger
 from gateway.metrics.exporter import Exporter
 from gateway.usage import gaps, queries
@@ -54,8 +54,6 @@ WRONG_AT_ONCE: Final = 10
 SLOW_S: Final = 1.0
 MAX_WAITING: Final = 100
 """Slow answers at a time; those above it are refused at once."""
-MINUTE_S: Final = 60.0
-MAX_ADDRESSES: Final = 10_000
 
 callers_log = Logger("gateway.admin.callers")
 
@@ -173,8 +171,8 @@ class Callers:
         self._token = token
         self._tokens = tokens
         self._count = count
-        self._wrong: dict[str, int] = {}
-        self._since = time.monotonic()
+        self._wrong = LeakyBuckets(WRONG_AT_ONCE)
+        self._logged = LeakyBuckets(1)
         self._waiting = 0
 
     async def of(self, authorization: str, address: str) -> Actor:
@@ -199,18 +197,14 @@ class Callers:
 
     async def _slow(self, address: str) -> None:
         self._count()
-        now = time.monotonic()
-        if now - self._since > MINUTE_S or len(self._wrong) > MAX_ADDRESSES:
-            self._wrong.clear()
-            self._since = now
-        wrong = self._wrong[address] = self._wrong.get(address, 0) + 1
-        if wrong == WRONG_AT_ONCE:
+        if not self._wrong.add(address):
+            return
+        if not self._logged.add(address):
             callers_log.warning("admin_tokens_wrong", address=address)
-        if wrong > WRONG_AT_ONCE:
-            if self._waiting >= MAX_WAITING:
-                raise Refused(429, "rate_limited", "Too many wrong tokens.", retry_after_s=SLOW_S)
-            self._waiting += 1
-            try:
-                await asyncio.sleep(SLOW_S)
-            finally:
-                self._waiting -= 1
+        if self._waiting >= MAX_WAITING:
+            raise Refused(429, "rate_limited", "Too many wrong tokens.", retry_after_s=SLOW_S)
+        self._waiting += 1
+        try:
+            await asyncio.sleep(SLOW_S)
+        finally:
+            self._waiting -= 1

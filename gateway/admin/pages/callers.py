@@ -26,6 +26,7 @@ from gateway.admin.pages.login import OWN
 from gateway.admin.pages.view import Form, Page, View, body, plot_of
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import check_time
+from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.store.accounts import AccountStatus
 
 DAYS: Final = 30
@@ -40,7 +41,6 @@ MOST_AT_ONCE: Final = 4
 """Requests of an account that are worked on at once. Others wait for their turn."""
 MOST_CHANGES: Final = 30
 """Changes of an account in a minute: each is written to the store and to its audit log."""
-MINUTE_S: Final = 60.0
 
 
 class After(msgspec.Struct, frozen=True):
@@ -191,13 +191,12 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
 
 
 class OwnBounds:
-    """What callers do at the moment, and have changed in this minute."""
+    """What callers do at the moment, and have changed of late."""
 
     def __init__(self) -> None:
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._using: Counter[str] = Counter()
-        self._changes: Counter[str] = Counter()
-        self._since = time.monotonic()
+        self._changes = LeakyBuckets(MOST_CHANGES)
 
     @asynccontextmanager
     async def turn(self, account: str) -> AsyncIterator[None]:
@@ -214,12 +213,6 @@ class OwnBounds:
 
     def count_change(self, account: str) -> None:
         """Count a change. Raises `Refused` (429) for one too many."""
-        now = time.monotonic()
-        if now - self._since > MINUTE_S:
-            self._changes.clear()
-            self._since = now
-        if self._changes[account] >= MOST_CHANGES:
-            wait_s = max(1.0, self._since + MINUTE_S - now)
-            text = f"At most {MOST_CHANGES} changes a minute: wait until the next."
+        if wait_s := self._changes.add(account):
+            text = f"At most {MOST_CHANGES} changes a minute: wait, then try again."
             raise Refused(429, "rate_limited", text, retry_after_s=wait_s)
-        self._changes[account] += 1
