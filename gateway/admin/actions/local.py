@@ -12,7 +12,6 @@ hardly needs a right, and leaves lines in the audit log all the same, only so of
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
@@ -24,10 +23,13 @@ import msgspec
 
 from gateway.admin.actions.action import Action, Arguments, Scope
 from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.base.ids import new_id
 from gateway.base.log import Logger
 from gateway.config.schema import Loaded
+from gateway.domain.facts import AccountLimits
 from gateway.runtime.handover import RefusedReload
 from gateway.store.client.client import Argument, Client, Script
+from gateway.store.limits import Limited, RateLimiter
 
 if TYPE_CHECKING:
     from gateway.chain.services import Store
@@ -48,8 +50,6 @@ FIRST_OF_CALLERS: Final = 1_000_000_000
 MAX_LINES: Final = 100_000
 MAX_BYTES: Final = 128 * 1024 * 1024
 _ADD: Final = Script.load(Path(__file__).with_name("audit_add.lua"))
-
-MINUTE_S: Final = 60
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class LocalClient:
             return await action.run(own, arguments)
         if action.most_a_minute:
             actor = self.actor.token or self.actor.name
-            await check_rate(self.store.client, action.name, actor, action.most_a_minute)
+            await check_rate(self.store.limits, action.name, actor, action.most_a_minute)
         part = CALLERS if self.actor.account else OPERATORS
         async with audited(self.store.client, self.actor.name, action.name, arguments, part) as own.change:
             return await action.run(own, arguments)
@@ -243,14 +243,10 @@ def _lines(reply: list[tuple[bytes, Mapping[bytes, bytes] | list[bytes]]] | None
     return lines
 
 
-async def check_rate(client: Client, operation: str, actor: str, most: int) -> None:
+async def check_rate(limits: RateLimiter, operation: str, actor: str, most: int) -> None:
     """Count that an actor does an action. Raises `Refused` (429) for more than `most` in a minute, and `StoreAway`."""
-    minute, second = divmod(int(time.time()), MINUTE_S)
-    key = f"gw:{{rate}}:{operation}:{sha256(actor.encode()).hexdigest()[:32]}:{minute}"
-    count = int(await client.call("INCR", key))
-    await client.call("EXPIRE", key, 2 * MINUTE_S)
-    if count > most:
-        wait_s = float(MINUTE_S - second)
-        raise Refused(
-            429, "rate_limited", f"At most {most} of these a minute: wait until the next.", retry_after_s=wait_s
-        )
+    owner, rules = f"actor-{sha256(actor.encode()).hexdigest()[:32]}", AccountLimits(requests_per_minute=most)
+    taken = await limits.take(owner, new_id(), scope=operation, rules=rules, tokens=0, lease_ms=1)
+    if isinstance(taken, Limited):
+        wait_s = (taken.retry_after_ms or 0) / 1000
+        raise Refused(429, "rate_limited", f"At most {most} of these a minute: wait, then retry.", retry_after_s=wait_s)

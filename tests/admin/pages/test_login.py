@@ -230,7 +230,7 @@ async def test_a_token_makes_only_so_many_links_and_those_refused_leave_no_lines
     reader = Actor("token 1a2b3c dashboard", frozenset({Scope.READ}), "1a2b3c")
     made = 0
     with pytest.raises(Refused, match="At most 30 of these a minute"):
-        while made < 90:  # a minute may begin meanwhile
+        while made < 90:  # there is room for another one each two seconds
             await links.create(house.local_client(reader), body=links.NewLink())
             made += 1
     assert made in range(30, 61)
