@@ -6,6 +6,10 @@
 3. Where the loop always has something to do, a fifth of its time is left for the waiting work. The keys take turns (`FairQueue`):
    one address or account with much work does not delay the others.
 
+`AddressTurns` decides when a worker does what callers begin, so that one address that begins much does not delay the others. To
+open a connection, to begin a request and to parse a piece of a body are such things. An address does one at a time: what else it
+has sent waits for a turn. Another address does not wait behind it, unless all of them together begin too much.
+
 All times are of the thread's own clock, which stands while it sleeps: other processes on the machine change nothing.
 """
 
@@ -27,6 +31,14 @@ SHARE: Final = 4
 """Other work goes first for this many times as long as the waiting work took."""
 BURST_S: Final = 0.001
 """Seconds of work that may be done at once without waiting. More of it gets its share of the time."""
+
+ADDRESS_BURST_S: Final = 0.005
+"""Time that all addresses together may use at once without waiting. Beyond, half of the time."""
+SHARED_S: Final = 10.0
+"""How long after another address began something an address waits for its turns. One that is alone, as a proxy in front of all
+callers is, would wait for nobody."""
+ADDRESSES: Final = 1024
+"""Addresses remembered at most. The work that an address caused is over within milliseconds."""
 
 Item = TypeVar("Item")
 
@@ -93,6 +105,47 @@ class Turns:
                 spent_s = time.thread_time() - began + self._expected_s
         finally:
             self._serve_by = time.thread_time() + SHARE * spent_s
+
+
+class AddressTurns(Turns):
+    """The turns of the addresses of one worker."""
+
+    __slots__ = ("_busy_until", "_latest", "_shared_until", "alone")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._latest = ""
+        """The address that began something last."""
+        self._shared_until = 0.0
+        self.alone = False
+        """Whether only one address begins anything, so that what it takes is not counted."""
+        self._busy_until: dict[str, float] = {}
+        """When as much time is over as an address took, with what will follow from what it began."""
+
+    def admit(self, address: str) -> bool:
+        """Return whether this address may do something now, without waiting for a turn. It may have a word before it."""
+        who = address.rpartition(" ")[2]
+        if who != self._latest:
+            if self._latest:
+                self._shared_until = time.monotonic() + SHARED_S
+            self._latest = who
+        self.alone = time.monotonic() > self._shared_until and not self.waiting
+        if self.alone:
+            return True
+        now = time.thread_time()
+        idle = self._busy_until.get(address, 0.0) <= now and address not in self.waiting
+        return idle and self._paid_at - now < ADDRESS_BURST_S
+
+    def spend(self, address: str, began: float, more_s: float = 0.0) -> None:
+        """Count the time since `began`, spent for an address, and `more_s` that will follow from it."""
+        if self.alone:
+            return
+        now = time.thread_time()
+        if address not in self._busy_until and len(self._busy_until) >= ADDRESSES:
+            self._busy_until.clear()
+        self._busy_until[address] = now + now - began + more_s
+        self._paid_at = max(self._paid_at, began) + 2 * (now - began)
+        self.expect(more_s)
 
 
 class FairQueue(Generic[Item]):

@@ -1,4 +1,4 @@
-"""The connections of one worker: how many there may be, which are closed to make room, and the turns of addresses.
+"""The connections of one worker: how many there may be, and which are closed to make room.
 
 1. A connection waits while no exchange is in progress on it: nothing has arrived yet, a head is incomplete, or it is idle
    between two requests. Only connections that wait are closed to make room, never one with an exchange.
@@ -7,18 +7,12 @@
    those that are not known.
 3. The incomplete heads of all connections together stay within `head_budget`. Beyond it, connections with a large incomplete
    head are closed first, the oldest first: the heads of callers that behave are small, and complete within a round trip.
-
-`AddressTurns` decides when a worker does what callers begin, so that one address that begins much does not delay the others. To
-open a connection, to begin a request and to parse a piece of a body are such things. An address does one at a time: what else it
-has sent waits until the event loop has nothing else to do (`gateway.proxy.scheduler`). Another address does not wait behind it,
-unless all of them together begin too much.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +21,6 @@ from typing import Final
 
 from gateway.base.addresses import network_of
 from gateway.config.schema import Port
-from gateway.proxy.scheduler import Turns
 
 RESERVED_DESCRIPTORS: Final = 64
 """Descriptors that no caller's connection takes, and connections above the limit that are answered with 503 at a time."""
@@ -35,18 +28,6 @@ CONNECTION_BYTES: Final = 16 * 1024
 """Memory that a connection takes which waits, with its parser and its task."""
 LARGE_HEAD: Final = 4 * 1024
 MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-
-BURST_S: Final = 0.005
-"""Time that all addresses together may use at once without waiting. Beyond, half of the time."""
-OPEN_S: Final = 0.0002
-"""Seconds of the event loop to open a connection, most of them spent after the call that begins it."""
-BEGIN_S: Final = 0.0003
-"""Seconds of the event loop to serve a request after its head was parsed, in the order of magnitude."""
-SHARED_S: Final = 10.0
-"""How long after another address began something an address waits for its turns. One that is alone, as a proxy in front of all
-callers is, would wait for nobody."""
-ADDRESSES: Final = 1024
-"""Addresses remembered at most. The work that an address caused is over within milliseconds."""
 
 
 class Slot:
@@ -190,46 +171,3 @@ def max_descriptor() -> int:
 
 def _not_open() -> bool:
     return False
-
-
-class AddressTurns(Turns):
-    """The turns of the addresses of one worker."""
-
-    __slots__ = ("_busy_until", "_free_at", "_latest", "_shared_until", "alone")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._latest = ""
-        """The address that began something last."""
-        self._shared_until = 0.0
-        self.alone = False
-        """Whether only one address sends requests, so that its time is not counted."""
-        self._free_at = 0.0
-        """When as much time as was spent for all addresses is over."""
-        self._busy_until: dict[str, float] = {}
-        """The same for each address, with the expected time of the work that it began."""
-
-    def admit(self, address: str) -> bool:
-        """Return whether this address may do something now, without waiting for a turn. It may have a word before it."""
-        who = address.rpartition(" ")[2]
-        if who != self._latest:
-            if self._latest:
-                self._shared_until = time.monotonic() + SHARED_S
-            self._latest = who
-        self.alone = time.monotonic() > self._shared_until and not self.waiting
-        if self.alone:
-            return True
-        now = time.thread_time()
-        idle = self._busy_until.get(address, 0.0) <= now and address not in self.waiting
-        return idle and self._free_at - now < BURST_S
-
-    def spend(self, address: str, began: float, more_s: float = 0.0) -> None:
-        """Count the time since `began`, spent for an address, and `more_s` that will follow from it."""
-        if self.alone:
-            return
-        now = time.thread_time()
-        if address not in self._busy_until and len(self._busy_until) >= ADDRESSES:
-            self._busy_until.clear()
-        self._busy_until[address] = now + now - began + more_s
-        self._free_at = max(self._free_at, began) + 2 * (now - began)
-        self.expect(more_s)

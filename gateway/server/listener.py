@@ -17,13 +17,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from gateway.proxy.scheduler import SHARE, TURN_S
-from gateway.server.connections import OPEN_S, AddressTurns, Connections, Slot
+from gateway.proxy.scheduler import SHARE, TURN_S, AddressTurns
+from gateway.server.connections import Connections, Slot
 
 BACKLOG: Final = 4096
 """Connections that may wait in the kernel's queue."""
 SEND_BUFFER: Final = 128 * 1024
-"""Bytes that a caller has not read and the kernel keeps; it doubles them. Its own limit, some MiB, is shared by all."""
+"""Bytes that the kernel keeps of what a caller has not read; it doubles them. Its own limit, some MiB, is shared by all."""
+OPEN_S: Final = 0.0002
+"""Seconds of the event loop to open a connection, most of them spent after the call that begins it."""
 PAUSE_S: Final = 1.0
 """How long to wait before accepting again when the process is out of file descriptors."""
 

@@ -37,7 +37,7 @@ from gateway.base.errors import Refused, internal
 from gateway.base.ids import new_id
 from gateway.config.schema import Port
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.scheduler import TURN_S
+from gateway.proxy.scheduler import TURN_S, AddressTurns
 from gateway.server.answers import (
     LINGER_S,
     MALFORMED,
@@ -47,7 +47,7 @@ from gateway.server.answers import (
     line_too_long,
     too_many_headers,
 )
-from gateway.server.connections import BEGIN_S, AddressTurns, Connections, Slot
+from gateway.server.connections import Connections, Slot
 
 AIOHTTP_ATTRIBUTES: Final = (
     "_buffer_paused",
@@ -91,6 +91,8 @@ READ_BUFFER: Final = 64 * 1024
 LARGE_READ: Final = 32 * 1024
 """After a longer read of a body, the next read waits for its turn. Else each of many connections is read in every turn of the
 event loop."""
+BEGIN_S: Final = 0.0003
+"""Seconds of the event loop to serve a request after its head was parsed, in the order of magnitude."""
 READ_S: Final = 0.0003
 """Seconds that a read of a body takes, in the order of magnitude. uvloop reads 256,000 bytes at most."""
 HEAD_END: Final = b"\r\n\r\n"

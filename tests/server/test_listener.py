@@ -13,7 +13,8 @@ import pytest
 import uvloop
 
 from gateway.config.schema import Port
-from gateway.server.connections import AddressTurns, Connections, Slot
+from gateway.proxy.scheduler import AddressTurns
+from gateway.server.connections import Connections, Slot
 from gateway.server.listener import Listener
 from tests.patience import PATIENCE_S
 

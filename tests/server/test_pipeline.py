@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from gateway.config.schema import Port
+from gateway.proxy.scheduler import AddressTurns
 from gateway.server import protocol
-from gateway.server.connections import AddressTurns, Connections
+from gateway.server.connections import Connections
 from gateway.server.protocol import MAX_AHEAD, ServerProtocol, Shared, received
 from tests.patience import PATIENCE_S, wait_until
 

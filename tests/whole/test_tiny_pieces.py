@@ -50,7 +50,7 @@ async def test_a_body_in_many_tiny_chunks_is_refused_and_one_in_small_chunks_is_
 async def test_where_each_piece_waits_for_its_turn_all_requests_are_served(
     store_url: str, client: Client, upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.server.connections.BURST_S", 0.0)
+    monkeypatch.setattr("gateway.proxy.scheduler.ADDRESS_BURST_S", 0.0)
     async with running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
         token = await gateway.token()
         sent = (

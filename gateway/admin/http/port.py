@@ -22,8 +22,9 @@ from gateway.base.errors import Refused, cannot_listen
 from gateway.base.ids import new_id
 from gateway.base.log import Logger
 from gateway.config.schema import Port, host_port
+from gateway.proxy.scheduler import AddressTurns
 from gateway.server.answers import MALFORMED
-from gateway.server.connections import AddressTurns, Connections, Slot, default_max_connections
+from gateway.server.connections import Connections, Slot, default_max_connections
 from gateway.server.listener import Listener
 
 RETRY_INTERVAL_S: Final = 10.0

@@ -16,7 +16,8 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.http import port
 from gateway.admin.http.app import Admin, Callers
 from gateway.metrics.exporter import Exporter
-from gateway.server.connections import AddressTurns, Connections
+from gateway.proxy.scheduler import AddressTurns
+from gateway.server.connections import Connections
 from gateway.usage.database import UsageDatabase
 from tests.admin.http.conftest import TOKEN
 from tests.patience import PATIENCE_S, soon, wait_until

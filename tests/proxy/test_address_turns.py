@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.proxy import scheduler as waiting
-from gateway.server import connections as module
-from gateway.server.connections import ADDRESSES, BURST_S, SHARED_S, AddressTurns
+from gateway.proxy import scheduler as module
+from gateway.proxy.scheduler import ADDRESS_BURST_S, ADDRESSES, SHARED_S, AddressTurns
 from tests.patience import wait_until
 
 
@@ -27,7 +26,6 @@ class Time:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(waiting, "time", clock)
     return clock
 
 
@@ -62,7 +60,7 @@ def test_all_addresses_together_use_half_of_the_time_after_a_burst(clock: Time) 
     while turns.admit(f"address {admitted}"):
         work(turns, clock, f"address {admitted}", 0.001)
         admitted += 1
-    assert admitted * 0.001 == pytest.approx(BURST_S, abs=0.0011)
+    assert admitted * 0.001 == pytest.approx(ADDRESS_BURST_S, abs=0.0011)
     busy = 0
     for number in range(10_000):
         if turns.admit(f"later {number}"):
