@@ -10,10 +10,10 @@ import asyncio
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from aiohttp import web
@@ -194,22 +194,15 @@ class OwnBounds:
     """What callers do at the moment, and have changed of late."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, asyncio.Semaphore] = {}
-        self._using: Counter[str] = Counter()
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()  # those that somebody uses
         self._changes = LeakyBuckets(MOST_CHANGES)
 
     @asynccontextmanager
     async def turn(self, account: str) -> AsyncIterator[None]:
         """Wait for the turn of a request of this account."""
         turns = self._turns.setdefault(account, asyncio.Semaphore(MOST_AT_ONCE))
-        self._using[account] += 1
-        try:
-            async with turns:
-                yield
-        finally:
-            self._using[account] -= 1
-            if not self._using[account]:
-                del self._using[account], self._turns[account]
+        async with turns:
+            yield
 
     def count_change(self, account: str) -> None:
         """Count a change. Raises `Refused` (429) for one too many."""
