@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
@@ -191,13 +188,6 @@ class AssignsId(Plugin):
         exchange.id = "mine"
 
 
-class AssignsOutcome(Plugin):
-    """Says that each request was refused."""
-
-    async def on_end(self, exchange: Exchange) -> None:
-        exchange.outcome = Outcome.REFUSED
-
-
 class ReplacesHeaders(Plugin):
     """Leaves no headers."""
 
@@ -364,13 +354,6 @@ class Works(Plugin):
             chr(byte)
 
 
-class Sleeps(Plugin):
-    """Sleeps in on_chunk."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        time.sleep(0)
-
-
 class Sends(Plugin):
     """Sends a command from on_chunk."""
 
@@ -432,22 +415,6 @@ class ExplainsWithoutItsFact(Plugin):
         return "is there"
 
 
-class LeavesATask(Plugin):
-    """Does not stop what it started."""
-
-    async def start(self, services: Services) -> None:
-        self._task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
-
-
-class LeavesAThread(Plugin):
-    """Does not stop a thread that it started."""
-
-    go: ClassVar[threading.Event] = threading.Event()
-
-    async def start(self, services: Services) -> None:
-        threading.Thread(target=LeavesAThread.go.wait, daemon=True).start()
-
-
 class ShowsItsKey(Plugin):
     """Shows its key in its repr."""
 
@@ -482,26 +449,7 @@ class SleepsInRequest(Plugin):
     """Sleeps in on_request."""
 
     async def on_request(self, exchange: Exchange) -> None:
-        self._wait()
-
-    def _wait(self) -> None:
-        time.sleep(0)
-
-
-class WritesAFile(Plugin):
-    """Writes a file in on_end."""
-
-    async def on_end(self, exchange: Exchange) -> None:
-        with open("/dev/null", "wb") as file:  # noqa: ASYNC230, PTH123
-            file.write(b"end")
-
-
-class Connects(Plugin):
-    """Connects a socket that blocks."""
-
-    async def on_request(self, exchange: Exchange) -> None:
-        with socket.socket() as connection, suppress(OSError):
-            connection.connect(("127.0.0.1", 9))
+        time.sleep(0.1)  # noqa: ASYNC251
 
 
 class AnswersADict(Plugin):
@@ -695,40 +643,6 @@ class ProvidesADialect(Plugin):
     dialects = Dialect  # type: ignore[assignment]
 
 
-class SleepsInStart(Plugin):
-    """Blocks all who are served while it starts."""
-
-    async def start(self, services: Services) -> None:
-        time.sleep(0.001)  # noqa: ASYNC251
-
-
-class SleepsInStop(Plugin):
-    """Blocks all who are served while it stops."""
-
-    async def stop(self) -> None:
-        time.sleep(0.001)  # noqa: ASYNC251
-
-
-class SleepsInFailover(Plugin):
-    """Blocks before the second attempt."""
-
-    async def on_failover(self, exchange: Exchange) -> None:
-        self._wait()
-
-    def _wait(self) -> None:
-        time.sleep(0.001)
-
-
-class SleepsInTheBackground(Plugin):
-    """Blocks every minute."""
-
-    async def start(self, services: Services) -> None:
-        services.every(60, self._refresh)
-
-    async def _refresh(self) -> None:
-        time.sleep(0.001)  # noqa: ASYNC251
-
-
 class RepeatsASyncFunction(Plugin):
     """Calls what cannot be awaited."""
 
@@ -813,20 +727,6 @@ class LogsTheTokenByItself(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         logging.getLogger("mine").warning("%s", exchange.request.headers["authorization"])
-
-
-class ShowsTheModel(Plugin):
-    """Says which model served."""
-
-    def on_response(self, exchange: Exchange) -> None:
-        exchange.response_headers["x-model"] = exchange.attempts[-1].model
-
-
-class RefusesWithTheModel(Plugin):
-    """Ends streams with the name that the model has at the upstream."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        exchange.stop(Refused(400, "stopped", f"Stopped {exchange.attempts[-1].model}."))
 
 
 class ReadsWithoutAwait(Plugin):
@@ -1020,63 +920,6 @@ class ErrorOfText(Plugin):
     dialects = (Faulty,)
 
 
-class CancelsItself(Plugin):
-    """Cancels its own task in `on_request`."""
-
-    async def on_request(self, exchange: Exchange) -> None:
-        cancel_this_task()
-        await asyncio.sleep(0)
-
-
-class CancelsItselfInAChunk(Plugin):
-    """Cancels its own task in `on_chunk`."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        cancel_this_task()
-
-
-class CancelsItselfInStart(Plugin):
-    """Cancels its own task in `start`."""
-
-    async def start(self, services: Services) -> None:
-        cancel_this_task()
-        await asyncio.sleep(0)
-
-
-def cancel_this_task() -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
-
-
-class SaysItIsCancelled(Plugin):
-    """Raises what a cancelled task would."""
-
-    async def on_end(self, exchange: Exchange) -> None:
-        raise asyncio.CancelledError
-
-
-class Interrupts(Plugin):
-    """Raises in `on_request` what Ctrl-C raises."""
-
-    async def on_request(self, exchange: Exchange) -> None:
-        raise KeyboardInterrupt
-
-
-class InterruptsAChunk(Plugin):
-    """Raises in `on_chunk` what Ctrl-C raises."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        raise KeyboardInterrupt
-
-
-class InterruptsItsStart(Plugin):
-    """Raises in `start` what Ctrl-C raises."""
-
-    async def start(self, services: Services) -> None:
-        raise KeyboardInterrupt
-
-
 class ExitsInStop(Plugin):
     """Ends the process in `stop`."""
 
@@ -1091,84 +934,6 @@ class FailsInStop(Plugin):
         raise RuntimeError("a bug")
 
 
-class ClosesItself(Plugin):
-    """Raises in `on_end` what closes a coroutine."""
-
-    async def on_end(self, exchange: Exchange) -> None:
-        raise GeneratorExit
-
-
-class Unusual(BaseException):
-    """No `Exception`."""
-
-
-class RaisesInFailover(Plugin):
-    """Raises what is no `Exception`."""
-
-    async def on_failover(self, exchange: Exchange) -> None:
-        raise Unusual("not here")
-
-
-class InterruptsItsStep(Plugin):
-    """Raises in `end_step` what Ctrl-C raises, once it is asked twice."""
-
-    async def on_request(self, exchange: Exchange) -> None:
-        self._ended: set[str] = set()
-
-    async def end_step(self, exchange: Exchange) -> Step | None:
-        if exchange.id in self._ended:
-            raise KeyboardInterrupt
-        self._ended.add(exchange.id)
-        return None
-
-
-class InterruptsToExplain(Plugin):
-    """Raises in `explain` what Ctrl-C raises."""
-
-    async def explain(self, exchange: Exchange) -> str:
-        raise KeyboardInterrupt
-
-
-class InterruptsTheBackground(Plugin):
-    """Repeats a function that raises what Ctrl-C raises."""
-
-    async def start(self, services: Services) -> None:
-        services.every(60, self._refresh)
-
-    async def _refresh(self) -> None:
-        raise KeyboardInterrupt
-
-
-class InterruptsADialect(Plugin):
-    """Has a dialect that raises what Ctrl-C raises."""
-
-    class Faulty(Plain):
-        """Faulty."""
-
-        def request(self, chat: ChatRequest) -> bytes:
-            raise KeyboardInterrupt
-
-    dialects = (Faulty,)
-
-
-class InterruptsItsRepr(Plugin):
-    """Raises in its `repr` what Ctrl-C raises."""
-
-    def __repr__(self) -> str:
-        raise KeyboardInterrupt
-
-
-class GoesOn(Plugin):
-    """Does not end when it is cancelled."""
-
-    go: ClassVar[threading.Event] = threading.Event()
-
-    async def on_end(self, exchange: Exchange) -> None:
-        while not GoesOn.go.is_set():
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.01)
-
-
 class NeverEndsItsStart(Plugin):
     """Waits for ever in `start`."""
 
@@ -1181,31 +946,3 @@ class NeverEndsItsStop(Plugin):
 
     async def stop(self) -> None:
         await asyncio.Event().wait()
-
-
-class LeavesAWorker(Plugin):
-    """Does not wait for what it does in a thread of asyncio's."""
-
-    go: ClassVar[threading.Event] = threading.Event()
-
-    async def start(self, services: Services) -> None:
-        asyncio.get_running_loop().run_in_executor(None, wait_for, LeavesAWorker.go)
-
-
-def wait_for(event: threading.Event) -> None:
-    event.wait()
-
-
-class SendsManyHeaders(Plugin):
-    """Sets more headers than callers accept."""
-
-    def on_response(self, exchange: Exchange) -> None:
-        for number in range(1000):
-            exchange.response_headers[f"x-note-{number}"] = "1"
-
-
-class SendsLargeHeaders(Plugin):
-    """Sets a header that is larger than callers accept."""
-
-    def on_response(self, exchange: Exchange) -> None:
-        exchange.response_headers["x-note"] = "n" * 100_000

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,20 +23,21 @@ from gateway.chain.services import Services
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.plugin_kit import scenarios
-from gateway.plugin_kit.contained import (
-    AbnormalEnd,
-    Background,
-    Blocking,
-    LeftBehind,
-    Unawaited,
+from gateway.plugin_kit.edits import edits, not_async, step_problems
+from gateway.plugin_kit.finding import (
+    COMPLETED,
+    INCOMPLETE,
+    MISDIRECTED,
+    MODELS,
+    Finding,
+    HookTimeout,
     an,
-    contained,
+    described,
     failed,
+    limited,
     told,
 )
-from gateway.plugin_kit.edits import edits, not_async, step_problems
-from gateway.plugin_kit.finding import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS, Finding
-from gateway.plugin_kit.leaks import CapturedLog, Printed, leaked
+from gateway.plugin_kit.leaks import CapturedLog, DebugMode, Printed, leaked
 from gateway.plugin_kit.scenarios import MAX_CALLS, ScenarioResult, ScenarioRunner, memory_snapshot
 from gateway.plugin_kit.streams import dialects, streams
 
@@ -43,8 +45,9 @@ MAX_LOST_REPLIES: Final = 12
 """At how many waits of `on_request`, at most, the replies are lost; each is a scenario."""
 GROWTH_EXCHANGES: Final = 24
 """A container that grows by one for each of these exchanges is taken to grow for ever."""
-CHECK_LIMIT_S: Final = 20.0
-"""How long a check may take that calls several hooks."""
+BACKGROUND_LIMIT_S: Final = 2.0
+MISTAKES: Final = (TypeError, AttributeError, NameError, LookupError)
+"""What is a mistake wherever it runs. What else a function raises may be the place: there is no network in a test."""
 
 
 class PluginTrial:
@@ -58,40 +61,37 @@ class PluginTrial:
         self.given = given
         self.headers = headers
         self.log = CapturedLog()
-        self.blocking = Blocking(kind)
-        self.background = Background()
+        self.background: list[Callable[[], Awaitable[None]]] = []
+        """The functions that the plugin gave to `every`."""
         given.log = self.log.logger
         self._services: dict[int, Services] = {}
         self._stop_problems: list[str] = []
 
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
-        with Printed(self.log.lines) as printed, Unawaited(self.kind) as unawaited:
-            plugin, findings = await self._run()
+        with Printed(self.log.lines) as printed:
+            async with DebugMode() as debug:
+                plugin, findings = await self._run()
         if findings[0].passed:
-            leaks = await self._problems("__repr__", self._leaks(plugin))
-            findings.append(Finding.of("awaits", unawaited.problems, "all that it begins"))
+            leaks = list(leaked(plugin, self.log.lines, self.headers))
+            findings.append(Finding.of("awaits", debug.not_awaited, "all that it begins"))
             findings.append(Finding.of("secrets", leaks, "none in `repr`, log or output"))
             if leaks:
                 return findings
-        printed.show()
+        printed.show(debug.slow)
         return findings
 
-    async def _leaks(self, plugin: Plugin) -> list[str]:
-        return list(leaked(plugin, self.log.lines, self.headers))
-
     async def _run(self) -> tuple[Plugin, list[Finding]]:
-        plugin, left_behind = self._new_plugin(), LeftBehind()
+        plugin = self._new_plugin()
         try:
             providers = [kind() for kind in providers_for(self.kind)]
             for each in (*providers, plugin):
                 await self._start(each)
         except Exception as error:
             for services in self._services.values():
-                await self._problems("every", services.close())
+                await services.close()
             return plugin, [Finding("start", False, f"does not start: {_why(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
-        runner.blocking = self.blocking
         completed = await runner.run(COMPLETED)
         findings = [Finding("start", True, "starts with these settings"), await self._request(runner, completed)]
         if not findings[1].passed:
@@ -101,26 +101,11 @@ class PluginTrial:
             findings.append(await self._reload(runner))
         for provider in providers:
             await self._stop(provider)
-        problems = [*self._stop_problems, *await left_behind.problems(), *self.blocking.take()]
-        return plugin, [*findings, Finding.of("stop", problems, "no task and no thread is left")]
-
-    async def _problems(self, name: str, work: Coroutine[Any, Any, list[str] | None]) -> list[str]:
-        """Return what a check finds wrong, or how the plugin ended it. `name` is the function that it is about."""
-        try:
-            return await contained(work, CHECK_LIMIT_S) or []
-        except Exception as error:
-            return [failed(name, error)]
-
-    async def _checked(self, check: str, work: Coroutine[Any, Any, Finding]) -> Finding:
-        """Return the finding of a check, or one about how the plugin ended it."""
-        try:
-            return await contained(work, CHECK_LIMIT_S)
-        except Exception as error:
-            return Finding(check, False, failed(check, error))
+        return plugin, [*findings, Finding.of("stop", self._stop_problems, "ends in time")]
 
     async def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
-        if problems and (sync := await self._problems("request_step", not_async(runner))):
+        if problems and (sync := await not_async(runner)):
             problems = sync
         if (refused := completed.refused) is not None and not problems:
             why = f"{refused.status} {refused.code}: {refused}"
@@ -129,7 +114,6 @@ class PluginTrial:
                 if completed.failure is None
                 else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
-        problems += self.blocking.take()
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 
@@ -146,7 +130,6 @@ class PluginTrial:
             problems.append(
                 "reads the body of requests that have none: look at `exchange.request.operation` before `body()`"
             )
-        problems += self.blocking.take()
         taken = completed.taken()
         not_given_back = [f"{name} after: {_name(result)}" for result in results for name in sorted(result.left(taken))]
         growth, in_background = await self._growth(runner)
@@ -154,27 +137,21 @@ class PluginTrial:
         return [
             Finding.of("ends", problems, _summary(results)),
             Finding.of("gives back", not_given_back, ", ".join(sorted(taken)) or "takes nothing"),
-            Finding.of(
-                "steps", await self._problems("request_step", step_problems(runner)), "may be planned and sent twice"
-            )
+            Finding.of("steps", await step_problems(runner), "may be planned and sent twice")
             if runner.entry.plans_request or runner.entry.plans_end
             else Finding("steps", True, "no steps"),
-            Finding.of("explains", await self._problems("explain", explain_problems(runner)), "takes nothing")
+            Finding.of("explains", await explain_problems(runner), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
-            await self._checked("edits", edits(runner)),
+            await edits(runner),
             Finding.of(
                 "chunks", runner.cost.problems(), f"at most {runner.cost.max_calls} calls of {MAX_CALLS} allowed"
             )
             if "on_chunk" in defined_hooks(self.kind)
             else Finding("chunks", True, "no `on_chunk`"),
-            await self._checked("streams", streams(runner)),
-            Finding.of(
-                "background",
-                in_background,
-                f"{len(self.background.functions)} functions",
-            ),
-            await self._checked("dialects", dialects(runner.plugin)),
+            await streams(runner),
+            Finding.of("background", in_background, f"{len(self.background)} functions"),
+            await dialects(runner.plugin),
         ]
 
     async def _growth(self, runner: ScenarioRunner) -> tuple[list[str], list[str]]:
@@ -187,7 +164,7 @@ class PluginTrial:
         before = memory_snapshot(runner.plugin)
         for index in range(GROWTH_EXCHANGES):
             await crowd.run(endings[index % len(endings)])
-        in_background = await self.background.problems(self.blocking)
+        in_background = await self._background_problems()
         after = memory_snapshot(runner.plugin)
         changes = {name: abs(after[name] - before.get(name, 0)) for name in sorted(after)}
         growth = [
@@ -196,6 +173,23 @@ class PluginTrial:
             if name.startswith(("the size", "free slots")) and change >= GROWTH_EXCHANGES
         ]
         return growth, in_background
+
+    async def _background_problems(self) -> list[str]:
+        """Call each function that was given to `every` once. Return what is wrong with it."""
+        found = []
+        for function in self.background:
+            name, place = described(function)
+            try:
+                made: Any = function()
+                if inspect.isawaitable(made):
+                    await limited(name, made, BACKGROUND_LIMIT_S)
+                else:
+                    found.append(f"`{name}`, which `every` calls, returns {an(made)}: write `async def`{place}")
+            except MISTAKES as error:
+                found.append(f"`{name}`, which `every` calls, raised {describe_error(error)}")
+            except PLUGIN_ERRORS:
+                continue
+        return found
 
     async def _reload(self, runner: ScenarioRunner) -> Finding:
         """Start a new instance beside the old one, stop the old one, and send a request through the new one."""
@@ -216,10 +210,18 @@ class PluginTrial:
 
     async def _start(self, plugin: Plugin) -> None:
         services = self._services[id(plugin)] = self.given.named("check")
-        if isinstance(plugin, self.kind) and not self.background.functions:
-            self.background.watch(services)
-        with self.blocking:
-            await contained(plugin.start(services), START_LIMIT_S)
+        if isinstance(plugin, self.kind) and not self.background:
+            self._watch(services)
+        await limited("start", plugin.start(services), START_LIMIT_S)
+
+    def _watch(self, services: Services) -> None:
+        every = services.every
+
+        def noted(seconds: float, function: Callable[[], Awaitable[None]]) -> None:
+            every(seconds, function)
+            self.background.append(function)
+
+        services.every = noted  # type: ignore[method-assign]
 
     async def _stop(self, plugin: Plugin) -> None:
         """Stop a plugin as a chain does, and note what is wrong."""
@@ -227,15 +229,14 @@ class PluginTrial:
         steps = (("every", services.end_tasks), ("stop", plugin.stop), ("every", services.close))
         for hook, step in steps:
             try:
-                with self.blocking:
-                    await contained(step(), STOP_LIMIT_S)
-            except Exception as error:
+                await limited(hook, step(), STOP_LIMIT_S)
+            except PLUGIN_ERRORS as error:
                 self._stop_problems.append(failed(hook, error))
 
 
 def _why(error: Exception) -> str:
     """Return why a plugin does not start."""
-    if isinstance(error, AbnormalEnd):
+    if isinstance(error, HookTimeout):
         return failed("start", error)
     return str(error) if isinstance(error, ValueError | GatewayError) else describe_error(error)
 
@@ -259,10 +260,9 @@ async def explain_problems(runner: ScenarioRunner) -> list[str]:
     before = await runner.snapshot(exchange)
     exchange.hooks = ExplainHooks(runner.entry)
     try:
-        text = await contained(runner.plugin.explain(exchange), scenarios.HOOK_TIMEOUT_S)
+        text = await limited("explain", runner.plugin.explain(exchange), scenarios.HOOK_TIMEOUT_S)
     except PLUGIN_ERRORS as error:
-        place = f" ({error.at})" if isinstance(error, AbnormalEnd) and error.at else ""
-        return [f"`explain` {told(error)}, where `on_request` passes{place}"]
+        return [f"`explain` {told(error)}, where `on_request` passes"]
     if not isinstance(text, str | None):
         return [f"`explain` returns {an(text)}: return a sentence, or None"]
     after = await runner.snapshot(exchange)

@@ -15,8 +15,7 @@ from gateway.chain.entry import PLUGIN_ERRORS
 from gateway.chain.request_hooks import ExplainHooks
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
-from gateway.plugin_kit.contained import described
-from gateway.plugin_kit.finding import COMPLETED, Finding
+from gateway.plugin_kit.finding import COMPLETED, Finding, described
 from gateway.plugin_kit.scenarios import ScenarioRunner
 from gateway.store.client.steps import Step, error_in, run_steps, slot_tag
 

@@ -1,13 +1,23 @@
-"""The result of one check of a plugin, and the ways in which an exchange can end, as a plugin sees them."""
+"""Result of one check of a plugin, the ways in which an exchange can end, and the sentences about what went wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import asyncio
+import inspect
+from collections.abc import Awaitable, Iterable
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gateway.chain.entry import error_text, origin_of, place_of_hook
+from gateway.chain.plugin import Plugin
 from gateway.domain.exchange import Outcome
+
+Result = TypeVar("Result")
+
+HOOK: Final = "hook "
+"""What the name of the task begins with while it runs a hook: asyncio's debug mode logs the name where the task is slow."""
 
 MODEL: Final = "the-model-at-the-upstream"
 """What the upstream calls the model of each request."""
@@ -63,3 +73,71 @@ INCOMPLETE: Final = (
 )
 MODELS: Final = Ending("GET /v1/models", Outcome.COMPLETED, method="GET", path="/v1/models")
 MISDIRECTED: Final = Ending("GET /v1/nowhere", Outcome.REFUSED, method="GET", path="/v1/nowhere")
+
+
+class HookTimeout(Exception):
+    """A hook that did not end in time and was cancelled. Its text continues the name of the hook."""
+
+
+async def limited(hook: str, work: Awaitable[Result], limit_s: float) -> Result:
+    """Return the result of `work`, during which the task has the name of the hook. Raises `HookTimeout` after `limit_s` seconds."""
+    task: Any = asyncio.current_task()
+    name = task.get_name()
+    task.set_name(HOOK + hook)
+    timeout = asyncio.timeout(limit_s)
+    try:
+        async with timeout:
+            return await work
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        waited = error.__cause__ or error
+        raise HookTimeout(f"did not end within {limit_s:g} s").with_traceback(waited.__traceback__) from None
+    finally:
+        await asyncio.sleep(0)  # ends the step of the event loop that is timed
+        task.set_name(name)
+
+
+def raised(hook: str, error: BaseException, ending: Ending) -> str:
+    """Return what a hook raised, with its place, and in which ending."""
+    at = origin_of(error).get("at", "")
+    fact = error.args[0] if isinstance(error, KeyError) and error.args else None
+    cure = f"; put {fact.__name__} into `requires`, or use `exchange.get`" if isinstance(fact, type) else ""
+    if isinstance(error, AttributeError) and "'coroutine' object" in str(error):
+        cure = "; write `await` before the call that returns it"
+    lost = ending.lost_from
+    when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
+    return f"`{hook}` {told(error)} {when}" + (f" at {at}" if at else "") + cure
+
+
+def told(error: BaseException) -> str:
+    """Return how a hook ended, to continue its name."""
+    return str(error) if isinstance(error, HookTimeout) else f"raised {error_text(error)}"
+
+
+def failed(hook: str, error: BaseException) -> str:
+    """Return how a function of a plugin ended, with its place."""
+    at = origin_of(error).get("at")
+    return f"`{hook}` {told(error)}" + (f" ({at})" if at else "")
+
+
+def in_vain(plugin: Plugin, hook: str, returned: object) -> list[str]:
+    """Return what is wrong with a hook that returns something, in words."""
+    if returned is None:
+        return []
+    return [f"`{hook}` returns {an(returned)}, which is ignored: return nothing{place_of_hook(type(plugin), hook)}"]
+
+
+def described(function: Any) -> tuple[str, str]:
+    """Return the name of a function, and its file and line in brackets; empty where it has none."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return name, "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def an(value: object) -> str:
+    """Return the name of a value's type with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -1,18 +1,17 @@
-"""A process of its own for the contract tests: they end also where the plugin blocks, exits, crashes or leaves threads behind."""
+"""Process for the contract tests of a plugin, with a time limit: they end also where the plugin blocks, exits or crashes."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from traceback import walk_stack, walk_tb
-from types import FrameType
 from typing import Final, NoReturn
 
 import msgspec
@@ -20,15 +19,14 @@ import msgspec
 from gateway import plugin_kit
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.base.forked import Forked, plain, write_line
-from gateway.chain.entry import error_text
-from gateway.plugin_kit.contained import Frames, place_in, waiting
+from gateway.chain.entry import describe_error
 from gateway.plugin_kit.finding import Finding
 from gateway.store.embedded import EmbeddedStore
 
 LIMIT_S: Final = 60.0
 """How long all checks of a plugin may take together."""
-KILLED_AFTER_S: Final = 3.0
-"""How long after the limit the process is killed. In that time it says what the plugin does."""
+STACKS_BEFORE_S: Final = 1.0
+"""How long before the limit Python writes to the standard error which lines its threads are at."""
 CHECK: Final = "process"
 """The check that fails where the others do not come to an end."""
 
@@ -42,7 +40,7 @@ class _Result(msgspec.Struct, omit_defaults=True):
 
 
 def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str]) -> list[Finding]:
-    """Return the findings of `contract.check`, or one of the check `process` that says why there are none, within `LIMIT_S`.
+    """Return the findings of `plugin_kit.check`, or one of the check `process` that says why there are none, within `LIMIT_S`.
 
     What the plugin has started is killed at the end. Raises `Misconfigured` for settings that it does not accept, and
     `GatewayError` where `use` names no plugin.
@@ -52,12 +50,11 @@ def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str
 
         def work(writing: int) -> None:
             tempfile.tempdir = folder
-            _Run(writing).run(use, settings, headers, store.url)
+            _run(writing, use, settings, headers, store.url)
 
         try:
-            with closing(
-                Forked(work, session=True)
-            ) as process:  # Ctrl-C reaches only this one: there, a plugin has raised it
+            # Ctrl-C reaches only this process: in that one, a plugin has raised it
+            with closing(Forked(work, session=True)) as process:
                 result = _result_of(process)
         finally:
             store.stop()
@@ -68,70 +65,45 @@ def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str
 
 def _result_of(process: Forked) -> _Result:
     """Wait for the result, or return a finding where there is none."""
-    deadline = time.monotonic() + LIMIT_S + KILLED_AFTER_S
+    deadline = time.monotonic() + LIMIT_S
     while not process.has_ended():
         if time.monotonic() > deadline:
-            return _failed(f"did not end within {LIMIT_S:g} s, and is busy with what cannot be interrupted")
+            return _failed(f"did not end within {LIMIT_S:g} s: the standard error has the lines that it was at")
         process.wait()
     if line := process.written.partition(b"\n")[0]:
         return msgspec.json.decode(line, type=_Result)
     return _failed(f"ended its process with {process.ending}")
 
 
-class _Run:
-    """The contract tests as the new process runs them."""
+def _run(writing: int, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str) -> NoReturn:
+    """Run the tests in the new process, write the result, and end the process at once: what the plugin has left might keep it."""
 
-    def __init__(self, writing: int) -> None:
-        self._writing = writing
-
-    def run(self, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str) -> NoReturn:
-        """Run them, and end the process."""
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGALRM, self._overdue)
-            signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-            asyncio.run(self._check(use, settings, headers, url))
-        except BaseException as error:
-            _, at = place_in(walk_tb(error.__traceback__))
-            self._end(_failed(f"ends with {error_text(error).removesuffix(': ')}{f' ({at})' if at else ''}"))
-        finally:
-            os._exit(1)
-
-    async def _check(self, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str) -> None:
+    async def checked() -> NoReturn:
         try:
             findings = await plugin_kit.check(use, settings, headers=headers, url=url)
             result = _Result([Finding(each.check, each.passed, plain(each.text)) for each in findings])
         except (ValueError, GatewayError) as error:
             result = _Result(error=plain(str(error)), misconfigured=isinstance(error, Misconfigured))
-        self._end(result)
+        _end(writing, result)
 
-    def _overdue(self, _: int, frame: FrameType | None) -> None:
-        for frames in _stacks(frame):
-            function, at = place_in(frames)
-            if at:
-                self._end(_failed(f"did not end within {LIMIT_S:g} s: `{function}` still runs ({at})"))
-        self._end(_failed(f"did not end within {LIMIT_S:g} s"))
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.dump_traceback_later(max(0.1, LIMIT_S - STACKS_BEFORE_S), file=2)
+        asyncio.run(checked())
+    except BaseException as error:
+        _end(writing, _failed(f"ends with {describe_error(error)}"))
+    finally:
+        os._exit(1)
 
-    def _end(self, result: _Result) -> NoReturn:
-        """Write the result, and end the process at once: what the plugin has left would keep it from ending."""
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            write_line(self._writing, result)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(0)
+
+def _end(writing: int, result: _Result) -> NoReturn:
+    try:
+        write_line(writing, result)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
 
 
 def _failed(text: str) -> _Result:
     return _Result([Finding(CHECK, False, plain(text))])
-
-
-def _stacks(frame: FrameType | None) -> Iterator[Frames]:
-    """Yield what runs now, and what each task waits for."""
-    running = list(walk_stack(frame))
-    codes = [each.f_code for each, _ in running]
-    yield reversed(running[: codes.index(_Run.run.__code__)])
-    with suppress(RuntimeError):  # no event loop
-        for task in asyncio.all_tasks():
-            yield waiting(task.get_coro())

@@ -5,8 +5,7 @@ ending must give the same back. There is also a scenario for each `await` of `on
 are lost.
 
 A snapshot is of the plugin's memory and of the store, as numbers that can be compared. The exchange notes how the plugin ends
-streams, where it sets headers, and which attributes it assigns that are not its own. The cost of `on_chunk` is counted rather
-than timed: function calls, tasks, store commands, blocking calls.
+streams. The cost of `on_chunk` is counted rather than timed: function calls, tasks, store commands.
 """
 
 from __future__ import annotations
@@ -15,23 +14,21 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence, Sized
-from contextlib import nullcontext, suppress
-from contextvars import Context, copy_context
+from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
-from gateway.base.errors import GatewayError, Refused, StoreError, as_refused
+from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.chain.entry import PLUGIN_ERRORS, Entry
 from gateway.chain.plugin import Plugin
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.domain.exchange import Attempt, Exchange, Operation, Outcome
 from gateway.domain.reply import Reply
-from gateway.plugin_kit.contained import AbnormalEnd, Blocking, LostReplies, contained, cure_of, in_vain, raised
-from gateway.plugin_kit.finding import CHUNKS, MODEL, Ending
+from gateway.plugin_kit.finding import CHUNKS, MODEL, Ending, in_vain, limited, raised
 from gateway.proxy.caller import InvalidHeader, render_head
 from gateway.store.client.client import Client
 from gateway.store.client.steps import error_in, run_steps
@@ -39,20 +36,11 @@ from gateway.testing import exchange as new_exchange
 
 HOOK_TIMEOUT_S: Final = 5
 
-Result = TypeVar("Result")
-
-PLUGINS_OWN: Final = frozenset({"account", "group", "response_headers", "token_id"})
-"""Fields of an exchange that a plugin may assign."""
-MOST_HEADERS: Final = 64
-"""Of a plugin. Some clients refuse an answer with more than 100, and the gateway sends some of its own."""
-MOST_HEADER_BYTES: Final = 64 * 1024
-
 Snapshot = dict[str, float]
 """Sizes and numbers by their names, which are fit for a sentence."""
 
 MAX_CALLS: Final = 50
 """Function calls that `on_chunk` may make for one chunk. Relaying the chunk takes fewer."""
-WRITES: Final = ("posix", "write")
 
 
 class ScenarioRunner:
@@ -79,21 +67,10 @@ class ScenarioRunner:
         self._with_store = store
         self.cost = CostCounter()
         """The cost of `on_chunk` in all scenarios so far."""
-        self.blocking = Blocking(type(plugin))
-        """What blocks in the scenarios where the whole answer arrives."""
         self.stops = Stops()
-        self._context = Context()
-        """The variables of the scenario's tasks: what a hook sets, the next one sees."""
-        self._hook = ""
-        """The hook that `respond` has called last."""
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
-        with self.blocking if ending.outcome is Outcome.COMPLETED else nullcontext():
-            return await self._run(ending)
-
-    async def _run(self, ending: Ending) -> ScenarioResult:
-        self._context = copy_context()
         exchange = await self.arrived(ending)
         result = ScenarioResult(ending, await self.snapshot(exchange))
         reply = await self._request(exchange, result)
@@ -102,12 +79,11 @@ class ScenarioRunner:
             problem = await self._fail_over(exchange, ending) or await self._responded(exchange, ending)
             result.problems += [problem] if problem else []
         exchange.ended = time.monotonic()
+        hook = "end_step" if self.entry.plans_end else "on_end"
         try:
-            result.problems += await self._contained(self.end(self.plugin, exchange))
+            result.problems += await limited(hook, self.end(self.plugin, exchange), HOOK_TIMEOUT_S)
         except PLUGIN_ERRORS as error:
-            hook = "end_step" if self.entry.plans_end else "on_end"
             result.problems.append(raised(hook, error, ending))
-        result.problems += dict.fromkeys(exchange[Assigned])
         result.after = await self.snapshot(exchange)
         await self.left(exchange)
         return result
@@ -117,8 +93,7 @@ class ScenarioRunner:
         body = b"" if ending.method == "GET" else None
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
         exchange.__class__ = WatchedExchange
-        exchange[Stops], exchange[ChunkSize], exchange[Assigned] = self.stops, ChunkSize(0), Assigned()
-        exchange.response_headers = WatchedHeaders(exchange.response_headers)
+        exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
         return exchange
@@ -154,7 +129,7 @@ class ScenarioRunner:
         hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
         reply: Reply | None = None
         try:
-            reply = await self._contained(_settled(hook, exchange))
+            reply = await limited(self.request_hook, _settled(hook, exchange), HOOK_TIMEOUT_S)
         except GatewayError as error:
             if type(error) is GatewayError:  # the plugin changes the request as it may not
                 result.problems.append(raised(self.request_hook, error, result.ending))
@@ -169,9 +144,9 @@ class ScenarioRunner:
             provides = type(self.plugin).provides if accepted else ()
             result.missing = [fact.__name__ for fact in provides if not isinstance(exchange.get(fact), fact)]
         with suppress(*PLUGIN_ERRORS):
-            await self._contained(exchange.settle_pending())
+            await exchange.settle_pending()
         result.waits = hook.waits
-        result.problems += shown(exchange, self.request_hook, reply)
+        result.problems += unsendable(exchange, reply)
         return reply
 
     async def _fail_over(self, exchange: Exchange, ending: Ending) -> str:
@@ -180,25 +155,19 @@ class ScenarioRunner:
             return ""
         exchange.attempts.append(Attempt("broken", MODEL, error="upstream_error", usage=Usage(10, 0, "estimated")))
         try:
-            returned = await self._contained(self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
+            work = self.plugin.on_failover(exchange)
+            returned = await limited("on_failover", work, HOOK_TIMEOUT_S)  # type: ignore[func-returns-value]
         except PLUGIN_ERRORS as error:
             return "" if isinstance(error, Refused) else raised("on_failover", error, ending)
         return "".join(in_vain(self.plugin, "on_failover", returned))
 
     async def _responded(self, exchange: Exchange, ending: Ending) -> str:
-        """Do as `respond`, whatever a hook raises."""
+        """Do as `respond`, in a step of the event loop of its own."""
 
         async def respond() -> str:
             return self.respond(exchange, ending)
 
-        try:
-            return await self._contained(respond())
-        except AbnormalEnd as error:
-            exchange.outcome = Outcome.INTERNAL_ERROR
-            return raised(self._hook, error, ending)
-
-    async def _contained(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return await contained(work, HOOK_TIMEOUT_S, context=self._context)
+        return await limited("on_response or on_chunk", respond(), HOOK_TIMEOUT_S)
 
     def respond(self, exchange: Exchange, ending: Ending) -> str:
         """Do what the upstream and the caller do in this ending. Return what a hook raised, in words, or nothing."""
@@ -213,11 +182,11 @@ class ScenarioRunner:
         attempt = Attempt("check", MODEL, 200)
         exchange.attempts.append(attempt)
         exchange.first_byte = time.monotonic()
-        hook = self._hook = "on_response"
+        hook = "on_response"
         try:
             problems = in_vain(self.plugin, hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
-            problems += shown(exchange, hook)
-            hook = self._hook = "on_chunk"
+            problems += unsendable(exchange)
+            hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
@@ -228,7 +197,7 @@ class ScenarioRunner:
                 problems = problems or in_vain(self.plugin, hook, returned)
                 if exchange.stopped is not None:
                     exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
-                    problems += shown(exchange, hook)
+                    problems += unsendable(exchange)
                     break
             problem = "; ".join(problems)
         except Refused as refused:
@@ -291,22 +260,10 @@ class Stops:
     outside = False
 
 
-class Assigned(list[str]):
-    """What a plugin assigned that only the gateway may, in words."""
-
-
 class WatchedExchange(Exchange):
     """An exchange that notes how it is stopped. `chunk` is the size of the one that `on_chunk` sees."""
 
     __slots__ = ()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        frame = sys._getframe(1)
-        by_gateway = str(frame.f_globals.get("__name__", "")).partition(".")[0] == "gateway"
-        if not (by_gateway or name in PLUGINS_OWN) and (assigned := self.get(Assigned)) is not None:
-            place = f"({frame.f_code.co_filename}, line {frame.f_lineno})"
-            assigned.append(f"`{frame.f_code.co_name}` assigns `exchange.{name}`, which only the gateway may {place}")
 
     def stop(self, error: Refused, *, keep: int = 0) -> None:
         stops = self[Stops]
@@ -320,57 +277,51 @@ class ChunkSize(int):
     """How long the chunk is that `on_chunk` sees; 0 in other hooks."""
 
 
-class WatchedHeaders(dict[str, str]):
-    """Headers that know where each was set."""
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        super().__init__(headers)
-        self._places: dict[str, str] = {}
-
-    def __setitem__(self, name: str, value: str) -> None:
-        frame = sys._getframe(1)
-        self._places[name] = f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
-        super().__setitem__(name, value)
-
-    def place_of(self, name: str) -> str:
-        """Return the file and the line where a header was set, in brackets; empty where that is not known."""
-        return self._places.get(name, "")
-
-
-def unsendable(headers: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is wrong with each header that cannot be sent, with its place."""
-    if not isinstance(headers, Mapping):
-        yield f"`response_headers` is no mapping, but {headers!r}"
-        return
-    place = ""
-    for name, value in headers.items():
-        place = headers.place_of(name) if isinstance(headers, WatchedHeaders) else ""
-        if not (isinstance(name, str) and isinstance(value, str)):
-            yield f"the response header {name!r} is not text: {value!r}{place}"
+def unsendable(exchange: Exchange, reply: Reply | None = None) -> list[str]:
+    """Return what is wrong with each header for the caller that cannot be sent."""
+    error, problems = exchange.error, list[str]()
+    for headers in (exchange.response_headers, reply.headers if reply else {}, error.extra_headers if error else {}):
+        if not isinstance(headers, Mapping):
+            problems.append(f"`response_headers` is no mapping, but {headers!r}")
             continue
-        try:
-            render_head(200, {name: value}, "")
-        except InvalidHeader as error:
-            yield f"{error}{place}"
-    size = sum(len(str(name)) + len(str(value)) for name, value in headers.items())
-    if len(headers) > MOST_HEADERS or size > MOST_HEADER_BYTES:
-        yield (
-            f"sends {len(headers)} response headers of {size >> 10} KiB together, where callers may refuse more than "
-            f"{MOST_HEADERS} or {MOST_HEADER_BYTES >> 10} KiB{place}"
-        )
-
-
-def shown(exchange: Exchange, hook: str, reply: Reply | None = None) -> list[str]:
-    """Return what is wrong with what the caller gets to see of a hook: its headers, its answer, its error."""
-    error = exchange.error
-    headers = [exchange.response_headers, reply.headers if reply else {}, error.extra_headers if error else {}]
-    problems = [problem for each in headers for problem in unsendable(each)]
-    texts = [*headers, reply.body if reply else "", error.message if error else ""]
-    if any(MODEL in str(text) for text in texts):
-        problems.append(
-            f"`{hook}` shows the caller how an upstream calls the model: show `exchange.model`, as the caller named it"
-        )
+        for name, value in headers.items():
+            if not (isinstance(name, str) and isinstance(value, str)):
+                problems.append(f"the response header {name!r} is not text: {value!r}")
+                continue
+            try:
+                render_head(200, {name: value}, "")
+            except InvalidHeader as wrong:
+                problems.append(str(wrong))
     return problems
+
+
+class LostReplies:
+    """An awaitable that runs a coroutine and loses replies on the way.
+
+    Each `await` inside the coroutine runs to its end. From the one numbered `lost_from` on, counted from 0, its result is
+    replaced by `StoreAway`: the store has executed a command, but its reply never arrives. None loses nothing. `waits` counts them.
+    """
+
+    def __init__(self, work: Awaitable[Any], lost_from: int | None) -> None:
+        self.waits = 0
+        self._work = work
+        self._lost_from = lost_from
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner = self._work.__await__()
+        error: BaseException | None = None
+        while True:
+            try:
+                future = inner.send(None) if error is None else inner.throw(error)
+            except StopIteration as done:
+                return done.value
+            lost = self._lost_from is not None and self.waits >= self._lost_from
+            self.waits += 1
+            try:
+                yield future
+                error = StoreAway("the reply was lost") if lost else None
+            except BaseException as raised:
+                error = raised
 
 
 def memory_snapshot(plugin: Plugin) -> Snapshot:
@@ -451,15 +402,19 @@ class CostCounter:
         """Function calls of the most expensive chunk."""
         self._calls = 0
         self._problems: set[str] = set()
+        self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> None:
         self._calls = 0
         self._tasks = asyncio.all_tasks()
+        self._debug = self._loop.get_debug()
+        self._loop.set_debug(False)  # it makes calls of its own for each callback and future
         self._profile = sys.getprofile()
         sys.setprofile(self._count)
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._profile)
+        self._loop.set_debug(self._debug)
         self.max_calls = max(self.max_calls, self._calls - 1)  # without the call of this method
         if asyncio.all_tasks() - self._tasks:
             self._problems.add("`on_chunk` starts a task: start it in `start`, and give it work")
@@ -473,14 +428,10 @@ class CostCounter:
                 "move work to `on_end`"
             )
 
-    def _count(self, frame: FrameType, event: str, called: Any) -> None:
+    def _count(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             self._calls += 1
             if frame.f_code is Client.submit.__code__:
                 self._problems.add("`on_chunk` sends a command to the store: collect here, and send in `on_end`")
         elif event == "c_call":
             self._calls += 1
-            name = (str(getattr(called, "__module__", "")), str(getattr(called, "__name__", "")))
-            if name == WRITES or cure_of(called) or getattr(called, "__qualname__", "").startswith("socket."):
-                place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-                self._problems.add(f"`on_chunk` blocks the event loop with `{name[1]}` ({place})")

@@ -24,8 +24,7 @@ from gateway.config.channel import auth_of, check_headers
 from gateway.config.decode import WrongSetting
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
-from gateway.plugin_kit.contained import an
-from gateway.plugin_kit.finding import COMPLETED, Finding
+from gateway.plugin_kit.finding import COMPLETED, Finding, an
 from gateway.plugin_kit.scenarios import ChunkSize, ScenarioRunner, Stops
 from gateway.testing import chat_request
 

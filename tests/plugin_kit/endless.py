@@ -18,27 +18,10 @@ def for_ever() -> None:
 
 
 class BlocksInStart(Plugin):
-    """Blocks the event loop in `start`, when the time of the check is over."""
+    """Blocks the event loop in `start`."""
 
     async def start(self, services: Services) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
         for_ever()
-
-
-class BlocksInAChunk(Plugin):
-    """Blocks the event loop in `on_chunk`, when the time of the check is over."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        for_ever()
-
-
-class WaitsInEnd(Plugin):
-    """Waits in `on_end`, when the time of the check is over."""
-
-    async def on_end(self, exchange: Exchange) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        await asyncio.sleep(60)
 
 
 class LeavesAThread(Plugin):
