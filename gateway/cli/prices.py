@@ -14,7 +14,7 @@ from gateway.cli.common import ConfigOption, JsonOption, configuration, print_js
 from gateway.domain.catalogue import matches
 from gateway.tools.prices import catalogues
 from gateway.tools.prices.catalogues import plain
-from gateway.tools.prices.match import Comparison, MatchedPrice, compare, models_yaml
+from gateway.tools.prices.match import Comparison, MatchedPrice, compare
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -78,16 +78,15 @@ def import_(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how the configured prices differ from a catalogue, as a table and as YAML to paste.
+    """Show how the configured prices differ from a catalogue, as a table.
 
-    FILE is LiteLLM's `model_prices_and_context_window.json` or the `api.json` of models.dev. The configuration file is not
-    changed: replace its entries by those of the YAML, then run `gateway diff` and reload.
+    FILE is LiteLLM's `model_prices_and_context_window.json`. The configuration file is not changed.
 
     A model is found by the name that its channels' provider has for it, else by its own name. Prices are per million tokens. What
     the catalogue does not say stays as it is. The exit code is 1 where a price rises too far, or cannot be used.
 
     Examples: `gateway prices import model_prices_and_context_window.json`,
-    `gateway prices import api.json --model 'gpt-*' --as gpt-4o=azure/gpt-4o --most-rise 1.2x`
+    `gateway prices import catalogue.json --model 'gpt-*' --as gpt-4o=azure/gpt-4o --most-rise 1.2x`
     """
     most, keys = _factor(most_rise), dict(map(_choice, chosen or ()))
     settings = configuration(config)
@@ -104,11 +103,9 @@ def import_(
         )
     if rises:
         raise refuse(
-            f"{len(rises)} prices would rise by more than {plain(most)}x, so no YAML is printed: check them, "
+            f"{len(rises)} prices would rise by more than {plain(most)}x: check them, "
             "then give --yes, or leave models out with --model"
         )
-    if not as_json and result.models:
-        print(f"\n{models_yaml(result.models)}", end="")
     if any(note.wrong for note in result.notes):
         raise typer.Exit(1)
 
@@ -163,7 +160,6 @@ def _print_json(result: Comparison, rises: list[tuple[MatchedPrice, PriceChange]
                 for change in found.changes
             ],
             "notes": result.notes,
-            "yaml": "" if rises or not result.models else models_yaml(result.models),
         }
     )
 

@@ -56,7 +56,12 @@ def _tolerance(text: str) -> Callable[[int, int], bool]:
 
 def reconcile(
     bill: Annotated[
-        Path, typer.Argument(metavar="BILL", help="The bill, a CSV file with a header.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="BILL",
+            help="The bill, a CSV file in UTF-8 with a header, commas and decimal points.",
+            show_default=False,
+        ),
     ],
     id_: Annotated[
         str,
@@ -86,13 +91,6 @@ def reconcile(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Also what `gateway usage export` printed on another machine."),
     ] = None,
-    decimal: Annotated[
-        str, typer.Option(metavar="SIGN", help="What separates decimals: . or ,", show_default=False)
-    ] = "",
-    encoding: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The encoding. Default: UTF-8, or UTF-16 by its mark.", show_default=False),
-    ] = "",
     limit: Annotated[int, typer.Option(min=0, help="How many lines of each table to print. JSON has all.")] = 20,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -109,8 +107,6 @@ def reconcile(
     `gateway reconcile bill.csv --channel openai --from 2026-11-01 --to 2026-11-30 --json`
     """
     beyond = _tolerance(tolerance)
-    if decimal not in ("", ".", ","):
-        raise typer.BadParameter(f"`{decimal}` separates no decimals; give `.` or `,`", param_hint="--decimal")
     settings = configuration(config)
     for name in channel or ():
         if name not in settings.channels:
@@ -119,7 +115,7 @@ def reconcile(
     with Join(beyond) as join:
         with _progress(bill) as (on_bytes, on_calls):
             columns = Columns(id_, cost, day_, model)
-            join.add_lines(read(bill, columns, encoding=encoding, decimal=decimal, progress=on_bytes))
+            join.add_lines(read(bill, columns, progress=on_bytes))
             since, until = _around(first or join.days()[0], last or join.days()[1])
             folder = usage_folder(settings)
             join.add_calls(logged(folder, since_ms=since, until_ms=until, unusable=unusable), on_calls)

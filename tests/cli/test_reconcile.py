@@ -217,14 +217,6 @@ def test_a_month_that_cannot_be_read_is_named_and_fails(books: Books) -> None:
     assert f"usage-{DAY[:7]}.sqlite" in result.stderr
 
 
-def test_a_comma_may_separate_decimals(books: Books) -> None:
-    books.lines = [f"{DAY},gen-{number},m,0,0015" for number in range(20)]
-    books.lines = [line.replace(",", ";", 3) for line in books.lines]
-    usage_database(books.folder / "usage").write(books.records)
-    books.bill.write_text("created_at;generation_id;model;cost_total\n" + "\n".join(books.lines))
-    assert "20 of 20 calls" in books.again().stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -232,9 +224,7 @@ def test_a_comma_may_separate_decimals(books: Books) -> None:
         (["--tolerance", "much"], "`much` is not a tolerance"),
         (["--tolerance", "-1"], "`-1` is not a tolerance"),
         (["--channel", "opnai"], "there is no channel `opnai`; known: openai, azure"),
-        (["--decimal", "x"], "separates no decimals"),
         (["--from", "yesterday"], "is not a time"),
-        (["--encoding", "morse"], "there is no encoding `morse`"),
         (["--export", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["--cost", "model"], "bill.csv:2: `openai/gpt-4o` is not an amount"),
     ],

@@ -1,7 +1,7 @@
-"""A public catalogue of prices: the prices of models at their providers, read from a file and checked.
+"""Public catalogue of prices: the prices of models at their providers, read from a file and checked.
 
-Two shapes are known: LiteLLM's `model_prices_and_context_window.json`, with prices per token, and the `api.json` of models.dev,
-with prices per million tokens. A catalogue is checked before it is used, since people write it by hand. All arithmetic is decimal.
+It is LiteLLM's `model_prices_and_context_window.json`, with prices per token. A catalogue is checked before it is used, since
+people write it by hand. All arithmetic is decimal.
 
 The prices of one entry are as the configuration has them: per million tokens, with at most six decimals. A price that cannot be
 right makes the whole entry unusable: the others beside it were written by the same hand.
@@ -23,15 +23,14 @@ import msgspec
 from gateway.base.errors import Misconfigured, cannot_use
 from gateway.config.schema import Cost, Tier
 
-MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-SHAPES: Final = "LiteLLM's model_prices_and_context_window.json or the api.json of models.dev"
+SHAPE: Final = "LiteLLM's model_prices_and_context_window.json"
 
 PROVIDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "api.openai.com": ("openai",),
     "openai.azure.com": ("azure",),
     "services.ai.azure.com": ("azure", "azureai"),
-    "generativelanguage.googleapis.com": ("gemini", "google"),
-    "aiplatform.googleapis.com": ("vertexai", "googlevertex"),
+    "generativelanguage.googleapis.com": ("gemini",),
+    "aiplatform.googleapis.com": ("vertexai",),
     "api.anthropic.com": ("anthropic",),
     "api.x.ai": ("xai",),
     "api.groq.com": ("groq",),
@@ -40,16 +39,16 @@ PROVIDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "openrouter.ai": ("openrouter",),
     "api.together.xyz": ("togetherai",),
     "api.together.ai": ("togetherai",),
-    "api.moonshot.ai": ("moonshot", "moonshotai"),
-    "api.moonshot.cn": ("moonshot", "moonshotaicn"),
+    "api.moonshot.ai": ("moonshot",),
+    "api.moonshot.cn": ("moonshot",),
     "api.fireworks.ai": ("fireworksai",),
     "api.perplexity.ai": ("perplexity",),
     "api.cerebras.ai": ("cerebras",),
     "api.deepinfra.com": ("deepinfra",),
-    "dashscope-intl.aliyuncs.com": ("dashscope", "alibaba"),
-    "dashscope.aliyuncs.com": ("dashscope", "alibabacn"),
+    "dashscope-intl.aliyuncs.com": ("dashscope",),
+    "dashscope.aliyuncs.com": ("dashscope",),
 }
-"""What the catalogues call the provider behind a host, or behind the hosts below it: letters and digits alone."""
+"""What the catalogue calls the provider behind a host, or behind the hosts below it: letters and digits alone."""
 
 MOST: Final = Decimal(10_000)
 """The highest price per million tokens that is believed."""
@@ -65,7 +64,6 @@ PER_TOKEN: Final = {
     "cache_read_input_token_cost": "cached_input",
     "cache_creation_input_token_cost": "cache_write",
 }
-PER_MILLION: Final = {"input": "input", "output": "output", "cache_read": "cached_input", "cache_write": "cache_write"}
 ABOVE: Final = re.compile(r"(.+)_above_([0-9]{1,6})k_tokens")
 CHAT: Final = ("chat", "completion", "responses")
 
@@ -79,16 +77,13 @@ class CatalogueEntry(msgspec.Struct, frozen=True):
     provider: str
     model: str
     raw: Mapping[str, Any]
-    per_token: bool
-    """The prices are per token, by LiteLLM's names."""
 
 
 class PriceList:
     """The entries of a catalogue, found by their key, by their model, or by the last part of its name. Case does not count."""
 
-    def __init__(self, entries: list[CatalogueEntry], hosts: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, entries: list[CatalogueEntry]) -> None:
         self.entries = entries
-        self._hosts = hosts
         self._keys, self._models, self._last_parts = (defaultdict[str, list[CatalogueEntry]](list) for _ in range(3))
         for entry in entries:
             self._keys[entry.key.casefold()].append(entry)
@@ -96,11 +91,11 @@ class PriceList:
             self._last_parts[entry.model.casefold().rpartition("/")[2]].append(entry)
 
     def providers(self, base_url: str) -> frozenset[str]:
-        """Return what the catalogue may call the provider at an address; empty where that is not known."""
+        """Return what the catalogue calls the provider at an address; empty where that is not known."""
         host = (urlsplit(base_url).hostname or "").casefold()
         return frozenset(
             name
-            for known, names in (*PROVIDERS.items(), *self._hosts.items())
+            for known, names in PROVIDERS.items()
             if host == known or host.endswith(f".{known}") or host.endswith(f"-{known}")
             for name in names
         )
@@ -123,23 +118,18 @@ def load(path: Path) -> PriceList:
     """Read a catalogue. Raises `Misconfigured`."""
     data = _parse(path)
     if not isinstance(data, dict):
-        raise Misconfigured(f"{path}: not a catalogue of prices; give {SHAPES}")
+        raise Misconfigured(f"{path}: not a catalogue of prices; give {SHAPE}")
     sections = {str(name): value for name, value in data.items() if isinstance(value, dict)}
-    if any(isinstance(value.get("models"), dict) for value in sections.values()):
-        return _models_dev(sections)
     if any("litellm_provider" in value for value in sections.values()):
-        return _litellm(sections)
-    raise Misconfigured(f"{path}: not a catalogue of prices; give {SHAPES}")
+        return _price_list(sections)
+    raise Misconfigured(f"{path}: not a catalogue of prices; give {SHAPE}")
 
 
 def _parse(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        raw = path.read_bytes()
     except OSError as error:
-        raise cannot_use(str(path), error, cure=f"name a readable file: {SHAPES}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise Misconfigured(f"{path}: larger than 64 MiB; give {SHAPES}")
+        raise cannot_use(str(path), error, cure=f"name a readable file: {SHAPE}") from None
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_float=_number, parse_int=_number, parse_constant=_number)
     except UnicodeDecodeError:
@@ -147,7 +137,7 @@ def _parse(path: Path) -> Any:
     except json.JSONDecodeError as error:
         raise Misconfigured(f"{path}:{error.lineno}: not valid JSON: {error.msg}; download it again") from None
     except RecursionError:
-        raise Misconfigured(f"{path}: nested too deeply; give {SHAPES}") from None
+        raise Misconfigured(f"{path}: nested too deeply; give {SHAPE}") from None
 
 
 def _number(text: str) -> Decimal:
@@ -157,7 +147,7 @@ def _number(text: str) -> Decimal:
         return Decimal("NaN")
 
 
-def _litellm(sections: Mapping[str, dict[str, Any]]) -> PriceList:
+def _price_list(sections: Mapping[str, dict[str, Any]]) -> PriceList:
     entries = []
     for key, raw in sections.items():
         provider = raw.get("litellm_provider")
@@ -168,31 +158,12 @@ def _litellm(sections: Mapping[str, dict[str, Any]]) -> PriceList:
         )  # it is `vertex_ai-llama_models` too
         first, separator, rest = key.partition("/")
         prefixed = bool(separator) and name.startswith(_plain(first))
-        entries.append(CatalogueEntry(key, _plain(first) if prefixed else name, rest if prefixed else key, raw, True))
-    return PriceList(entries, {})
-
-
-def _models_dev(sections: Mapping[str, dict[str, Any]]) -> PriceList:
-    entries, hosts = [], dict[str, tuple[str, ...]]()
-    for provider, section in sections.items():
-        address, models = section.get("api"), section.get("models")
-        if isinstance(address, str) and (host := _host(address)):
-            hosts[host] = (*hosts.get(host, ()), _plain(provider))
-        for model, raw in models.items() if isinstance(models, dict) else ():
-            if isinstance(raw, dict):
-                entries.append(CatalogueEntry(f"{provider}/{model}", _plain(provider), str(model), raw, False))
-    return PriceList(entries, hosts)
-
-
-def _host(address: str) -> str:
-    try:
-        return (urlsplit(address).hostname or "").casefold()
-    except ValueError:
-        return ""
+        entries.append(CatalogueEntry(key, _plain(first) if prefixed else name, rest if prefixed else key, raw))
+    return PriceList(entries)
 
 
 def _plain(provider: str) -> str:
-    """Return a provider's name without what the catalogues write differently: `together_ai`, `togetherai`."""
+    """Return a provider's name without what the catalogue writes in several ways: `together_ai`, `togetherai`."""
     return re.sub("[^a-z0-9]", "", provider.casefold())
 
 
@@ -211,52 +182,26 @@ class Priced(msgspec.Struct, frozen=True):
 
 def read(entry: CatalogueEntry) -> Priced:
     """Return the prices of an entry. Raises `ValueError` for a price that cannot be right; the text names it."""
-    if entry.per_token:
-        mode = entry.raw.get("mode", "chat")
-        if mode not in CHAT:
-            return Priced(None, (f"it is a price of {_short(mode)}, not of chat completions",))
-        return _priced(*_per_token(entry.raw))
-    cost = entry.raw.get("cost")
-    if not isinstance(cost, dict):
-        return Priced(None, ("it has no prices there",))
-    return _priced(*_per_million(cost))
-
-
-def _per_token(raw: Mapping[str, Any]) -> tuple[Rates, dict[int, Rates], list[str]]:
+    raw = entry.raw
+    mode = raw.get("mode", "chat")
+    if mode not in CHAT:
+        return Priced(None, (f"it is a price of {_short(mode)}, not of chat completions",))
     notes: list[str] = []
     tiers: dict[int, Rates] = {}
     for index, step in enumerate(_items(raw, "tiered_pricing")):
         border = _first_number(step, "range", f"tiered_pricing[{index}]")
-        tiers[border] = _rates(step, PER_TOKEN, MILLION, notes, f"tiered_pricing[{index}].")
-    base = tiers.pop(0, {}) | _rates(raw, PER_TOKEN, MILLION, notes)
+        tiers[border] = _rates(step, PER_TOKEN, notes, f"tiered_pricing[{index}].")
+    base = tiers.pop(0, {}) | _rates(raw, PER_TOKEN, notes)
     for name in raw:
         if (found := ABOVE.fullmatch(name)) and found[1] in PER_TOKEN:
-            part = _rates({found[1]: raw[name]}, PER_TOKEN, MILLION, notes, f"{name}: ")
+            part = _rates({found[1]: raw[name]}, PER_TOKEN, notes, f"{name}: ")
             tiers.setdefault(int(found[2]) * 1000, {}).update(part)
     if "cached_input" not in base and "input_cost_per_token_cache_hit" in raw:
-        base |= _rates(raw, {"input_cost_per_token_cache_hit": "cached_input"}, MILLION, notes)
+        base |= _rates(raw, {"input_cost_per_token_cache_hit": "cached_input"}, notes)
     if raw.get("input_cost_per_request") is not None:
         base["request"] = _rate(raw["input_cost_per_request"], "input_cost_per_request", Decimal(1), MOST_REQUEST)
-    _note_reasoning(raw.get("output_cost_per_reasoning_token"), base, MILLION, notes)
-    return base, tiers, notes
-
-
-def _per_million(cost: Mapping[str, Any]) -> tuple[Rates, dict[int, Rates], list[str]]:
-    notes: list[str] = []
-    tiers: dict[int, Rates] = {}
-    for index, step in enumerate(_items(cost, "tiers")):
-        tier = step.get("tier")
-        if not isinstance(tier, dict) or tier.get("type", "context") != "context":
-            raise ValueError(f"tiers[{index}] is not by the size of the prompt")
-        tiers[_border(tier.get("size"), f"tiers[{index}].tier.size")] = _rates(
-            step, PER_MILLION, Decimal(1), notes, f"tiers[{index}]."
-        )
-    older = cost.get("context_over_200k")
-    if not tiers and isinstance(older, dict):
-        tiers[200_000] = _rates(older, PER_MILLION, Decimal(1), notes, "context_over_200k.")
-    base = _rates(cost, PER_MILLION, Decimal(1), notes)
-    _note_reasoning(cost.get("reasoning"), base, Decimal(1), notes)
-    return base, tiers, notes
+    _note_reasoning(raw.get("output_cost_per_reasoning_token"), base, notes)
+    return _priced(base, tiers, notes)
 
 
 def _priced(base: Rates, tiers: dict[int, Rates], notes: list[str]) -> Priced:
@@ -282,9 +227,7 @@ def _without_zeros(rates: Rates, notes: list[str], full: Decimal) -> Rates:
     return given
 
 
-def _rates(
-    raw: Mapping[str, Any], names: Mapping[str, str], factor: Decimal, notes: list[str], place: str = ""
-) -> Rates:
+def _rates(raw: Mapping[str, Any], names: Mapping[str, str], notes: list[str], place: str = "") -> Rates:
     rates = {}
     for name, ours in names.items():
         if name not in raw:
@@ -292,11 +235,11 @@ def _rates(
         if raw[name] is None:
             notes.append(f"{place}{name} is null there and was left out")
         else:
-            rates[ours] = _rate(raw[name], f"{place}{name}", factor)
+            rates[ours] = _rate(raw[name], f"{place}{name}")
     return rates
 
 
-def _rate(value: object, name: str, factor: Decimal, most: Decimal = MOST) -> Decimal:
+def _rate(value: object, name: str, factor: Decimal = MILLION, most: Decimal = MOST) -> Decimal:
     """Return a price of the catalogue in ours. Raises `ValueError` for one that cannot be right."""
     if not isinstance(value, Decimal):
         raise ValueError(f"{name} is {_short(value)}, not a number")
@@ -315,10 +258,10 @@ def _unit(factor: Decimal, most: Decimal) -> str:
     return "for a request" if most == MOST_REQUEST else "per million tokens"
 
 
-def _note_reasoning(value: object, base: Rates, factor: Decimal, notes: list[str]) -> None:
+def _note_reasoning(value: object, base: Rates, notes: list[str]) -> None:
     if value is None or "output" not in base:
         return
-    reasoning = _rate(value, "the price of reasoning", factor)
+    reasoning = _rate(value, "the price of reasoning")
     if reasoning != base["output"]:
         notes.append(
             f"reasoning costs {plain(reasoning)} there and other output {plain(base['output'])}: "

@@ -3,24 +3,19 @@
 An entry of the catalogue is matched with a configured model, or with one of its channels. The provider is known by the address of
 a channel. Where it is, only its own entries are considered, first by the name that the model has there; else any entry with the
 name. Several entries that say the same are one; others are for a person to choose from.
-
-The result is also YAML, to be pasted in place of the models in the file: whole entries, with exact decimals.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import yaml
 
 from gateway.base.errors import Misconfigured
 from gateway.config.channel import Channel
-from gateway.config.decode import Section
-from gateway.config.schema import Config, Cost, Model, Serving, Tier
+from gateway.config.schema import Config, Cost, Model, Serving
 from gateway.tools.prices import catalogues
 from gateway.tools.prices.catalogues import CatalogueEntry, PriceList, plain
 
@@ -28,23 +23,6 @@ SHOWN: Final = 6
 """Entries that a message names."""
 
 PARTS: Final = ("input", "cached_input", "cache_write", "output")
-
-FIRST: Final = (
-    "use",
-    "model",
-    "weight",
-    "priority",
-    "above",
-    "input",
-    "cached_input",
-    "cache_write",
-    "output",
-    "request",
-    "tiers",
-)
-LAST: Final = ("channels", "cost")
-SAFE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-WIDTH: Final = 10_000
 
 
 class MatchedPrice(msgspec.Struct, frozen=True):
@@ -66,11 +44,10 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """The result. `models` are the entries that change, as they would be."""
+    """The result."""
 
     found: list[MatchedPrice] = []
     notes: list[Note] = []
-    models: dict[str, Model] = {}
 
     def rises(self, most: Decimal) -> list[tuple[MatchedPrice, PriceChange]]:
         """Return the prices that become more than `most` times what they are."""
@@ -85,42 +62,23 @@ def compare(
     result = Comparison()
     for name in names:
         model = config.models[name]
-        compared = _with_costs(name, model, matcher, result) if costs else _with_prices(name, model, matcher, result)
-        if compared != model:
-            result.models[name] = compared
+        if costs:
+            for serving in model.servings:
+                _compare(name, serving.use, serving.cost, matcher.of_channel(name, serving), result)
+        elif (now := prices_of(model)) is None:
+            result.notes.append(Note(name, "", "it is free in the configuration, and stays so"))
+        else:
+            _compare(name, "", now, matcher.of_model(name, model), result)
     return result
 
 
-def _with_prices(name: str, model: Model, matcher: Matcher, result: Comparison) -> Model:
-    now = prices_of(model)
-    if now is None:
-        result.notes.append(Note(name, "", "it is free in the configuration, and stays so"))
-        return model
-    becomes = _compared(name, "", now, matcher.of_model(name, model), result)
-    if becomes is None:
-        return model
-    fields = {field: getattr(becomes, field) for field in Cost.__struct_fields__}
-    return msgspec.structs.replace(model, **fields)
-
-
-def _with_costs(name: str, model: Model, matcher: Matcher, result: Comparison) -> Model:
-    channels: list[str | Serving] = []
-    for item, serving in zip(model.channels, model.servings, strict=True):
-        becomes = _compared(name, serving.use, serving.cost, matcher.of_channel(name, serving), result)
-        channels.append(item if becomes is None else msgspec.structs.replace(serving, cost=becomes))
-    return msgspec.structs.replace(model, channels=channels)
-
-
-def _compared(name: str, channel: str, now: Cost | None, match: Match, result: Comparison) -> Cost | None:
-    """Add what was found to the result. Return the prices as they would be, or None where nothing changes."""
+def _compare(name: str, channel: str, now: Cost | None, match: Match, result: Comparison) -> None:
+    """Add what is found to the result."""
     result.notes += [Note(name, channel, f"{match.key}: {text}") for text in match.notes]
     if match.cost is None:
         result.notes.append(Note(name, channel, match.wrong or match.missing, wrong=bool(match.wrong)))
-        return None
-    becomes = merged(now, match.cost)
-    found = changes(now, becomes)
-    result.found.append(MatchedPrice(name, channel, match.key, found))
-    return becomes if found else None
+    else:
+        result.found.append(MatchedPrice(name, channel, match.key, changes(now, merged(now, match.cost))))
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -303,58 +261,3 @@ def rate(cost: Cost, part: str, above: int) -> tuple[Decimal, bool]:
     if base is not None:
         return base, tier is None or tier.above != above
     return rate(cost, "input", above)[0], False
-
-
-class _Flow(dict[str, Any]):
-    """A mapping on one line."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes decimals as they are, quotes every name that may be read as something else, and indents lists."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
-        return super().increase_indent(flow, False)
-
-
-def _decimal(dumper: yaml.SafeDumper, value: Decimal) -> yaml.Node:
-    text = plain(value)
-    return dumper.represent_scalar(f"tag:yaml.org,2002:{'float' if '.' in text else 'int'}", text)
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if SAFE.fullmatch(value) else '"')
-
-
-def _flow(dumper: yaml.SafeDumper, value: _Flow) -> yaml.Node:
-    return dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=True)
-
-
-_Dumper.add_representer(Decimal, _decimal)
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(_Flow, _flow)
-
-
-def models_yaml(models: Mapping[str, Model]) -> str:
-    """Return the section `models:` with these entries. What has its default is left out."""
-    data = {"models": {name: _plain(model) for name, model in models.items()}}
-    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH))
-
-
-def _plain(section: Section) -> dict[str, Any]:
-    values = {
-        field.encode_name: getattr(section, field.name)
-        for field in msgspec.structs.fields(section)
-        if field.required or getattr(section, field.name) != field.default
-    }
-    names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else 50 + (name in LAST))
-    return {name: _value(values[name]) for name in names}
-
-
-def _value(value: object) -> object:
-    if isinstance(value, (list, tuple)):
-        return [_value(item) for item in value]
-    if isinstance(value, Serving) and value == Serving(value.use):
-        return value.use
-    if isinstance(value, Tier) or (isinstance(value, Serving) and value.cost is None):
-        return _Flow(_plain(value))
-    return _plain(value) if isinstance(value, Section) else value

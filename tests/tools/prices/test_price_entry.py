@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.schema import Cost, Tier
 from gateway.tools.prices.catalogues import CatalogueEntry, Priced, load, read
-from tests.tools.prices.test_price_list import LITELLM, MODELS_DEV
+from tests.tools.prices.test_price_list import LITELLM
 
 
 def cost(
@@ -51,17 +51,6 @@ LITELLM_PRICES = {
     ),
     "novita/moonshotai/kimi-k2.7-code": cost("0.95", "4", "0.19"),
 }
-MODELS_DEV_PRICES = {
-    "openai/gpt-4o": cost("2.5", "10", "1.25"),
-    "google/gemini-2.5-pro": cost("1.25", "10", "0.125", tiers=(tier(200_000, "2.5", "15", "0.25"),)),
-    "anthropic/claude-sonnet-4-5": cost("3", "15", "0.3", "3.75"),
-    "aihubmix/doubao-seed-2-0-code-preview": cost(
-        "0.48",
-        "2.41",
-        "0.09644",
-        tiers=(tier(32_000, "0.72", "3.62", "0.144656"), tier(128_000, "1.45", "7.23", "0.28932")),
-    ),
-}
 
 
 @pytest.mark.parametrize("key", LITELLM_PRICES)
@@ -70,19 +59,9 @@ def test_prices_per_token_become_prices_per_million(key: str) -> None:
     assert read(entry).cost == LITELLM_PRICES[key]
 
 
-@pytest.mark.parametrize("key", MODELS_DEV_PRICES)
-def test_prices_per_million_stay(key: str) -> None:
-    (entry,) = load(MODELS_DEV).with_key(key)
-    assert read(entry).cost == MODELS_DEV_PRICES[key]
-
-
 def per_token(**raw: Any) -> Priced:
     raw = {"input_cost_per_token": Decimal("1e-6"), "output_cost_per_token": Decimal("2e-6")} | raw
-    return read(CatalogueEntry("x/m", "x", "m", raw, True))
-
-
-def per_million(**raw: Any) -> Priced:
-    return read(CatalogueEntry("x/m", "x", "m", {"cost": {"input": Decimal(1), "output": Decimal(2)} | raw}, False))
+    return read(CatalogueEntry("x/m", "x", "m", raw))
 
 
 def test_the_noise_of_floats_is_gone_after_six_decimals() -> None:
@@ -100,13 +79,6 @@ def test_a_tier_with_the_prices_of_all_requests_is_left_out() -> None:
     assert per_token(input_cost_per_token_above_128k_tokens=Decimal("1e-6")).cost == cost("1", "2")
 
 
-def test_the_older_name_of_a_tier_counts_only_where_there_are_no_tiers() -> None:
-    older = {"input": Decimal(3), "output": Decimal(4)}
-    newer = {"tier": {"type": "context", "size": Decimal(272_000)}, **older}
-    assert per_million(context_over_200k=older).cost == cost("1", "2", tiers=(tier(200_000, "3", "4"),))
-    assert per_million(context_over_200k=older, tiers=[newer]).cost == cost("1", "2", tiers=(tier(272_000, "3", "4"),))
-
-
 def test_cached_and_written_tokens_at_0_are_not_free() -> None:
     (entry,) = load(LITELLM).with_key("deepseek/deepseek-chat")
     priced = read(entry)
@@ -114,21 +86,18 @@ def test_cached_and_written_tokens_at_0_are_not_free() -> None:
     assert priced.notes == ("cache_write is 0 there and was left out, so that these tokens cost what input costs",)
 
 
-@pytest.mark.parametrize(
-    ("file", "key"), [(LITELLM, "perplexity/sonar-deep-research"), (MODELS_DEV, "perplexity/sonar-deep-research")]
-)
-def test_another_price_of_reasoning_is_for_a_person_to_decide(file: Any, key: str) -> None:
-    (entry,) = load(file).with_key(key)
+def test_another_price_of_reasoning_is_for_a_person_to_decide() -> None:
+    (entry,) = load(LITELLM).with_key("perplexity/sonar-deep-research")
     assert read(entry).notes == (
         "reasoning costs 3 there and other output 8: `output` is the price of both, so decide on one",
     )
 
 
 def test_what_is_null_is_said_and_is_not_0() -> None:
-    priced = per_million(cache_read=None)
+    priced = per_token(cache_read_input_token_cost=None)
     assert priced.cost == cost("1", "2")
-    assert priced.notes == ("cache_read is null there and was left out",)
-    without = per_million(input=None)
+    assert priced.notes == ("cache_read_input_token_cost is null there and was left out",)
+    without = per_token(input_cost_per_token=None)
     assert without.cost is None
     assert without.notes[0] == "it has no price of input there"
 
@@ -136,21 +105,21 @@ def test_what_is_null_is_said_and_is_not_0() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("2.5", "cache_read is '2.5', not a number"),
-        (True, "cache_read is True, not a number"),
+        ("2.5", "cache_read_input_token_cost is '2.5', not a number"),
+        (True, "cache_read_input_token_cost is True, not a number"),
         ({"a": "b" * 100}, "..., not a number"),
-        (Decimal("NaN"), "cache_read is NaN, not a finite number"),
-        (Decimal("Infinity"), "cache_read is Infinity, not a finite number"),
-        (Decimal(-1), "cache_read is negative: -1"),
-        (Decimal(10_001), "cache_read is 10001, which is more than 10000 per million tokens"),
+        (Decimal("NaN"), "cache_read_input_token_cost is NaN, not a finite number"),
+        (Decimal("Infinity"), "cache_read_input_token_cost is Infinity, not a finite number"),
+        (Decimal(-1), "cache_read_input_token_cost is negative: -1"),
+        (Decimal("0.010001"), "cache_read_input_token_cost is 0.010001, which is more than 10000 per million tokens"),
         (Decimal("1e99999999"), "which is more than 10000 per million tokens"),
-        (Decimal("2.5e-6"), "cache_read is 0.0000025, which is less than 0.0001 per million tokens"),
+        (Decimal("2.5e-12"), "cache_read_input_token_cost is 2.5E-12, which is less than 0.0001 per million tokens"),
         (Decimal("1e-99999999"), "which is less than 0.0001 per million tokens"),
     ],
 )
 def test_a_price_that_cannot_be_right_is_named(value: object, text: str) -> None:
     with pytest.raises(ValueError) as wrong:
-        per_million(cache_read=value)
+        per_token(cache_read_input_token_cost=value)
     assert text in str(wrong.value)
 
 
@@ -174,11 +143,6 @@ def test_a_price_per_token_that_cannot_be_right_is_named(raw: dict[str, Any], te
     with pytest.raises(ValueError) as wrong:
         per_token(**raw)
     assert text in str(wrong.value).replace("Decimal('7')", "7")
-
-
-def test_tiers_that_are_not_by_the_size_of_the_prompt_are_not_understood() -> None:
-    with pytest.raises(ValueError, match=r"tiers\[0\] is not by the size of the prompt"):
-        per_million(tiers=[{"tier": {"type": "output", "size": Decimal(5)}, "input": Decimal(1)}])
 
 
 def test_prices_of_something_else_than_chat_are_no_prices() -> None:
