@@ -43,10 +43,10 @@ def usage_sink(*arguments: Any, **named: Any) -> Sink:
     return sink
 
 
-def arrival(id: str = "") -> Record:  # noqa: A002
-    """Return the arrival of a request, now or at the time of `id`."""
+def arrival(id: str = "", gateway: str = "") -> Record:  # noqa: A002
+    """Return the arrival of a request, now or at the time of `id`, at a gateway."""
     id = id or str(uuid7())  # noqa: A001
-    return Record(id=id, arrived_at=utc(arrival_ms(id)), operation=Operation.CHAT, config=1)
+    return Record(id=id, arrived_at=utc(arrival_ms(id)), operation=Operation.CHAT, config=1, gateway=gateway)
 
 
 def end(arrival: Record, **changes: Any) -> Record:

@@ -39,16 +39,11 @@ LABELS: Final = (
     "api.begun",
     "api.done",
     "api.kept",
-    "layout.begun",
-    "layout.page",
-    "layout.accounts",
-    "layout.limits",
 )
 """In the order of a request. `extend.*` is reached only before a further attempt after one that may be billed, `settle.*` also
 where a settlement is repeated, `archive.written` only by the archiver, `external.*` only where an account is given its external id,
 `import.row` only by imports of accounts, `api.*` only by writes to the operator's API (begun: their key is taken; done: their
-answer is not kept yet; kept: it is, but not sent yet), `layout.*` only by the conversion of the store's data at the start of a
-gateway."""
+answer is not kept yet; kept: it is, but not sent yet)."""
 
 EXIT_CODE: Final = 66
 

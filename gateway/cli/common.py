@@ -105,24 +105,17 @@ def store_url(config: Config) -> Iterator[str]:
 
     Raises `NoStore` where it has never been started.
     """
-    with _running(config) as (url, _):
-        yield url
-
-
-@contextmanager
-def _running(config: Config) -> Iterator[tuple[str, bool]]:
-    """Do as `store_url`, and yield also whether the store was started here, so that no gateway uses it."""
     from gateway.runtime.data_folder import check_access, existing_folder
     from gateway.store.embedded import EmbeddedStore
 
     if config.redis != "embedded":
-        yield config.redis, False
+        yield config.redis
         return
     folder = existing_folder(config)
     check_access(folder)
     embedded = EmbeddedStore.start(folder)
     try:
-        yield embedded.url, embedded.owned
+        yield embedded.url
     finally:
         embedded.stop()
 
@@ -141,10 +134,7 @@ def _with_folder(config: Config) -> Iterator[Config]:
 
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
-    """Open the configuration's store, see `store_url`, and check the layout of its data.
-
-    A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
-    """
+    """Open the configuration's store, see `store_url`. Raises `Misconfigured` where its data is in another layout."""
     from gateway.chain.services import Store
     from gateway.store import layout
     from gateway.store.client.topology import naming_the_store
@@ -153,14 +143,11 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
     if os.environ.get("GATEWAY_API"):
         typer.echo("note: this command does not ask $GATEWAY_API; it uses the store of the configuration", err=True)
-    with _running(config) as (url, owned), _with_folder(config) as local, naming_the_store(url):
+    with store_url(config) as url, _with_folder(config) as local, naming_the_store(url):
         async with Store.open(local, url) as store:
             store.tokens = Tokens(store.client, PepperSource.of(config.data_path))
-            if owned:
-                await layout.prepare(store.client, lambda progress: typer.echo(progress, err=True))
-            else:
-                with suppress(StoreAway):  # the command says it, if it needs the store
-                    await layout.check(store.client)
+            with suppress(StoreAway):  # the command says it, if it needs the store
+                await layout.check(store.client)
             yield store
 
 

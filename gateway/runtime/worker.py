@@ -38,7 +38,6 @@ from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
 from gateway.store.channels import ChannelStatus
-from gateway.store.layout import SWEEP_LOCK
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """The garbage collector runs this rarely: exchanges leave hardly any cycles, and a collection while thousands of streams
@@ -46,6 +45,8 @@ are open delays all of them."""
 
 MAINTENANCE_S: Final = 2.0
 SWEEP_INTERVAL_S: Final = 30
+SWEEP_LOCK: Final = "gw:sweep"
+"""A key that expires: of all workers on all machines, the one that sets it ends expired holds."""
 PEPPER_INTERVAL_S: Final = 30.0
 
 maintenance_log = Logger("gateway.runtime.maintenance")

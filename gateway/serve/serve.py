@@ -44,7 +44,7 @@ from gateway.server.tls import certificate_of
 from gateway.store import layout, pepper
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store, refuse_database
-from gateway.usage import clickhouse, gaps, sink
+from gateway.usage import clickhouse, database, gaps, sink
 
 SINK_STOP_S: Final = 20.0
 """Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
@@ -229,7 +229,7 @@ class ParentProcess:
 
 
 async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> demo.Opened | None:
-    """Wait for the store, check it, convert its data, check the pepper, and create the demo's account.
+    """Wait for the store, check it, its layout and the pepper, and create the demo's account.
 
     Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
     """
@@ -254,7 +254,8 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> d
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
     async with Store.open(config, url) as store:
-        await layout.prepare(store.client, report)
+        await layout.ensure(store.client)
+        database.check_files(config.data_path / "usage")
         await pepper.ensure(store.client, config.data_path)
         await store.tokens.check_pepper()
         return None if config.demo is None else await demo.opened(store, loaded, config.demo)

@@ -25,12 +25,14 @@ import msgspec
 from gateway.base.errors import GatewayError, StoreError
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.store import layout
 from gateway.store.client.client import Client, Script
 
 MAX_AMOUNT: Final = 2**53 - 1
 """Micros. Larger integers are not exact in a script, whose numbers are doubles."""
 
+_ABOUT: Final = "numbers: balance, held, holds, no lease ends before; then requests by id"
+"""The field `about` of every wallet. A value of more than 64 bytes makes the server use a hash table from the start: in its list
+for small hashes, each call would search all requests."""
 _WRITE: Final = Script.load(Path(__file__).with_name("account_write.lua"))
 PAGE_SIZE: Final = 500
 CHANGED: Final = "gw:accounts:changed"
@@ -44,7 +46,7 @@ _limits = msgspec.json.Decoder(AccountLimits).decode
 _budgets = msgspec.json.Decoder(Budgets).decode
 
 RELOAD_S: Final = 300.0
-"""After this time the directory is read again, for accounts that a gateway of an earlier version wrote."""
+"""After this time the directory is read again, for accounts whose entry in the stream was lost."""
 MOST_CHANGES: Final = 2000
 """Changes that are taken up one by one. After more, the directory is read again."""
 AT_ONCE: Final = 1000
@@ -200,7 +202,7 @@ class Accounts:
         """Write fields. Return False for a creation that was done before with the same key."""
         flat = [item for pair in fields.items() for item in pair]
         keys = [account_key(account_id), wallet_key(account_id), f"gw:{{{account_id}}}:made"]
-        reply = await self._client.run(_WRITE, keys, [which, layout.ABOUT, key, KEY_KEPT_S, *flat])
+        reply = await self._client.run(_WRITE, keys, [which, _ABOUT, key, KEY_KEPT_S, *flat])
         if reply == b"EXISTS":
             raise AccountError(
                 f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
@@ -255,8 +257,7 @@ def profile_of(account_id: str, fields: Mapping[bytes, bytes]) -> Profile | None
 def _with_numbers(profile: Profile, numbers: bytes | None, external_id: str) -> Account:
     if numbers is None:
         raise StoreError(
-            f"the account `{profile.id}` was written by a gateway of another version after the store's data was converted: "
-            f"delete the key {layout.KEY} and start this version again, which converts it"
+            f"the account `{profile.id}` has no balance in the store: restore a backup, and see `gateway verify`"
         )
     balance, held, holds, _ = map(int, numbers.split())
     return Account(
@@ -286,7 +287,6 @@ def _fields(profile: Profile) -> dict[str, str | int | bytes]:
         "credit_line": profile.credit_line_micros,
         "models": ",".join(profile.models),
         "limits": msgspec.json.encode(profile.limits),
-        "balance": layout.UNREADABLE,
         **({} if profile.budgets == NO_BUDGETS else {"budgets": _encoded(profile.budgets)}),
     }
 

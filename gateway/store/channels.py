@@ -323,7 +323,7 @@ class ChannelSnapshot(msgspec.Struct, frozen=True):
     `latency_ms`: a moving average of the time from call to first event; None before the first call. `failing_accounts`: how
     many accounts cool down there by themselves, while the channel serves others. `firm`: it is not called while it cools, even
     where no other channel can serve. `credentials`: those that are set aside, by their fingerprints. `disabling`: None where the
-    channel is not disabled, or was by an earlier version.
+    channel is not disabled.
     """
 
     channel: str

@@ -32,9 +32,10 @@ from gateway.base.ids import utc
 from gateway.base.log import Logger
 from gateway.config.secrets import secret_of
 from gateway.store.client.client import Client, Script
-from gateway.store.layout import FINGERPRINT
 from gateway.store.token_format import TokenCodec
 
+FINGERPRINT: Final = "gw:pepper"
+"""The key that has the store's record: a hash."""
 VARIABLE: Final = "GATEWAY_PEPPER"
 OLD_VARIABLE: Final = "GATEWAY_PEPPER_OLD"
 

@@ -12,8 +12,8 @@
    that cannot be written stops no other month. Files are checked on the disk by a connection of its own, since the writer has
    pages in memory, and would go on with these: `look` takes less than a millisecond and reads a few pages, one of them by chance;
    `examine` reads all of them.
-6. **A file of an earlier version gets the columns that it lacks.** `unknown_costs` counts the requests whose cost is not known,
-   and which are therefore missing in the sums of costs and margins; all requests of an earlier version are such.
+6. **A file with other columns is refused**: another version of the gateway wrote it. `unknown_costs` counts the requests whose cost
+   is not known, and which are therefore missing in the sums of costs and margins.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import msgspec
 from uuid_utils import uuid7
 
 from gateway.base import durable
-from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.errors import GatewayError, Misconfigured, StoreAway
 from gateway.base.ids import first_id
 from gateway.base.ids import month as month_of
 from gateway.base.log import Logger
@@ -77,8 +77,6 @@ SUM_COLUMNS: Final = (
 )
 SUMS: Final = ("requests", "completed", *SUM_COLUMNS, "unknown_costs")
 
-TRIGGERS: Final = ("closed_at_once", "reopened", "closed")
-"""What kept the sums by day in an earlier version, which creates them again when it opens a file."""
 SELECT_KNOWN: Final = (
     "SELECT requests.id, number, outcome FROM json_each(?) AS wanted CROSS JOIN requests ON requests.id = wanted.value"
 )
@@ -201,7 +199,9 @@ class UsageDatabase:
         file = sqlite3.connect(path, isolation_level=None, timeout=5)
         with contextlib.ExitStack() as failed:
             failed.callback(file.close)
-            create(file)
+            if has_tables(file):
+                check_columns(file, path)
+            file.executescript(SCHEMA)
             for setting in SETTINGS:
                 file.execute(f"PRAGMA {setting}")
             if gone:
@@ -332,8 +332,6 @@ def _row(record: Record) -> list[Any]:
 def _transaction(file: sqlite3.Connection) -> Iterator[None]:
     file.execute("BEGIN IMMEDIATE")
     try:
-        for name in TRIGGERS:
-            file.execute(f"DROP TRIGGER IF EXISTS {name}")
         yield
         file.execute("COMMIT")
     except BaseException:
@@ -390,71 +388,49 @@ SUBTRACT_FROM_DAY: Final = (
 """Take a closed row out of the sums of its day."""
 SELECT_OPEN: Final = (
     f"SELECT {_names(COLUMNS)} FROM requests WHERE outcome IS NULL AND id < ? "  # noqa: S608
-    "AND coalesce(gateway, '') IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
+    "AND gateway IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
 )
 
 
-def create(file: sqlite3.Connection) -> None:
-    """Create the tables where they are missing, and what is missing in those of an earlier version."""
-    present = columns(file, "requests")
-    if present and not present >= set(COLUMNS):
-        _add_missing(file)
-    file.executescript(SCHEMA)
+def check_columns(file: sqlite3.Connection, path: Path) -> None:
+    """Raise `UnusableFile` where the tables of a file have other columns than this version's."""
+    for table, names in (("requests", {"number", *COLUMNS}), ("days", {*GROUPS, *SUMS})):
+        if {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")} != names:
+            raise UnusableFile(
+                f"{path} was written by another version of the gateway, and this one does not read it: start that version, or move "
+                "the file to another folder"
+            )
 
 
-def columns(file: sqlite3.Connection, table: str) -> set[str]:
-    """Return the names of the columns that a table of a file has; none where there is no such table."""
-    return {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")}
+def check_files(folder: Path) -> None:
+    """Raise `Misconfigured` where a month's file was written by another version of the gateway. Damaged files are passed over."""
+    for month in months(folder):
+        path = path_of(folder, month)
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path)) as file:
+            if has_tables(file):
+                try:
+                    check_columns(file, path)
+                except UnusableFile as error:
+                    raise Misconfigured(f"data: {error}") from None
 
 
-def selected(file: sqlite3.Connection, names: Sequence[str] = COLUMNS) -> str:
-    """Return a record's columns for a SELECT statement, with NULL in place of columns that a file of an earlier version lacks."""
-    present = columns(file, "requests")
-    return ", ".join(f'"{name}"' if name in present else f'NULL AS "{name}"' for name in names)
-
-
-def summed(file: sqlite3.Connection, names: Sequence[str] = SUMS) -> str:
-    """Return sums as a statement names them. In a file of an earlier version no cost is known."""
-    present = columns(file, "days")
-    lacking = {"unknown_costs": "sum(requests)"}
-    return ", ".join(f"sum({name})" if name in present else lacking.get(name, "0") for name in names)
+def has_tables(file: sqlite3.Connection) -> bool:
+    """Return whether a file has its tables yet."""
+    return file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone() is not None
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """Return the record of a row of `COLUMNS`. What an earlier version did not write has its default."""
-    values = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
+    """Return the record of a row of `COLUMNS`."""
+    values = dict(zip(COLUMNS, row, strict=True))
     for name in JSON_COLUMNS:
-        if name in values:
-            values[name] = msgspec.json.decode(values[name])
+        values[name] = msgspec.json.decode(values[name])
     return msgspec.convert(values, Record)
-
-
-def _add_missing(file: sqlite3.Connection) -> None:
-    """Add the columns that are missing, in one transaction."""
-    file.execute("BEGIN IMMEDIATE")
-    try:
-        for name in _missing(file, "requests", COLUMNS):
-            file.execute(f'ALTER TABLE requests ADD COLUMN "{name}" {_type(name)}')
-        missing = _missing(file, "days", SUMS)
-        for name in missing:
-            file.execute(f"ALTER TABLE days ADD COLUMN {name} INTEGER DEFAULT 0")
-        if "unknown_costs" in missing:
-            file.execute("UPDATE days SET unknown_costs = requests")
-        file.execute("COMMIT")
-    except BaseException:
-        file.rollback()
-        raise
-
-
-def _missing(file: sqlite3.Connection, table: str, names: Iterable[str]) -> list[str]:
-    present = columns(file, table)
-    return [name for name in names if name not in present]
 
 
 def look(path: Path) -> None:
     """Look for damage in a file: read its first page, its newest rows, and a random row."""
     with contextlib.closing(connected(path)) as file:
-        if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone():
+        if not has_tables(file):
             raise _damaged(path, "its tables are gone")
         (last,) = file.execute(_LAST).fetchone()
         for number in (last, random.randint(0, last)):  # noqa: S311 - no secret

@@ -25,7 +25,7 @@ from gateway.usage.database import UnusableFile
 from gateway.usage.gaps import LONGEST_MS, SKEW_MS, Gap
 from gateway.usage.record import Record
 from gateway.usage.replication import Reader, gateways_of, mark_replaced
-from gateway.usage.stream import FILLED, WANTED, short
+from gateway.usage.stream import FILLED, WANTED
 
 PAGE: Final = 2000
 ASK_S: Final = 10.0
@@ -143,7 +143,7 @@ class Filling:
         )
         for record in newest:
             if record.id < ask.before:
-                yield record if record.gateway else msgspec.structs.replace(record, gateway=short(self._own))
+                yield record
 
 
 def _about(gap: Gap, own: str) -> Ask:

@@ -71,14 +71,12 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 class Reading(msgspec.Struct):
     """State of a gateway's reading of the stream, as its folder has it.
 
-    `position`: the id up to which the stream was read, or a little before; empty before the first time. `earlier`: gateways of
-    the store that still had a stream of their own when last looked, as an earlier version has. `away`: what other gateways may
-    not have handed over, when last looked.
+    `position`: the id up to which the stream was read, or a little before; empty before the first time. `away`: what
+    other gateways may not have handed over, when last looked.
     """
 
     position: str = ""
     gaps: list[Gap] = []
-    earlier: list[str] = []
     away: list[Away] = []
 
     def add(self, gap: Gap) -> None:
@@ -126,8 +124,6 @@ def notes(
         for gap in reading.gaps
         if gap.touches(since_ms, until_ms)
     ]
-    if reading.earlier:
-        found.append(f"requests of {len(reading.earlier)} gateways of an earlier version are in their own usage logs")
     late = late_since(folder)
     if late is not None and Gap(late, LAST_MS).touches(since_ms, until_ms):
         found.append(f"requests that arrived or ended after {utc(late)} may be missing here: {LATE}")

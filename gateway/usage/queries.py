@@ -28,17 +28,16 @@ from gateway.usage.database import (
     COLUMNS,
     SUMS,
     UnusableFile,
-    columns,
+    check_columns,
     connected,
     files_aside,
+    has_tables,
     lack,
     months,
     named,
     path_of,
     record_of,
     report,
-    selected,
-    summed,
 )
 from gateway.usage.record import Record
 
@@ -227,7 +226,7 @@ def _reporting() -> Iterator[None]:
 
 
 def _sums(file: sqlite3.Connection, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:
-    names = ", ".join([*by, summed(file)])
+    names = ", ".join([*by, *(f"sum({name})" for name in SUMS)])
     return file.execute(f"SELECT {names} FROM days WHERE day >= ? AND day <= ?{terms}", days)  # noqa: S608
 
 
@@ -319,7 +318,7 @@ def page(
         if not first <= month <= last:
             continue
         with collecting(unusable), opened(folder, month) as file:
-            if file is None or not _may_have(file, wanted):
+            if file is None:
                 continue
             edge, scanned = _edge(file, wanted, before, unread)
             found.records += _select(file, wanted, (edge or wanted.lowest, before), limit + 1 - len(found.records))
@@ -355,10 +354,6 @@ def own_sums(
     return found
 
 
-def _may_have(file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery) -> bool:
-    return wanted.reference is None or "reference" in columns(file, "requests")
-
-
 def _edge(
     file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery, before: str, unread: int
 ) -> tuple[str, int]:
@@ -391,7 +386,7 @@ def _month(bound: str, otherwise: str) -> str:
 def _sums_of_account(
     file: sqlite3.Connection, account: str, by: Sequence[str], days: Sequence[str]
 ) -> list[Sequence[Any]]:
-    names = ", ".join([*by, summed(file, OWN_SUMS)])
+    names = ", ".join([*by, *(f"sum({name})" for name in OWN_SUMS)])
     group = f" GROUP BY {', '.join(by)}" if by else ""
     # Each day is looked up by itself: a row of the table begins with the day and the account.
     marks = ", ".join("?" * len(days))
@@ -405,14 +400,15 @@ def _days(month: str) -> list[str]:
 
 @contextlib.contextmanager
 def opened(folder: Path, month: str) -> Iterator[sqlite3.Connection | None]:
-    """Open a month's file for reading; None where there is none, or it has no tables yet."""
+    """Open a month's file for reading; None where there is none, or it has no tables yet. Raises `UnusableFile`."""
     path = path_of(folder, month)
     if not (path.exists() or path.is_symlink()):
         yield None
         return
     try:
         with named(path), contextlib.closing(connected(path)) as file:
-            ready = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone()
+            if ready := has_tables(file):
+                check_columns(file, path)
             yield file if ready else None
     except UnusableFile as error:
         if error.damaged:
@@ -435,7 +431,7 @@ def select_rows(
     file: sqlite3.Connection, terms: str, values: Sequence[Any], before: str = "", names: Sequence[str] = COLUMNS
 ) -> Iterator[Sequence[Any]]:
     """Yield columns of the requests that these terms select."""
-    columns = selected(file, names)
+    columns = ", ".join(f'"{name}"' for name in names)
     return file.execute(f"SELECT {before}{columns} FROM requests {terms}", values)  # noqa: S608 - names of ours only
 
 

@@ -29,7 +29,7 @@ from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
 from gateway.usage.database import MARK, files_aside, rename
 from gateway.usage.gaps import LONGEST_MS, SKEW_MS, Away, Gap, is_before, ms_of
-from gateway.usage.stream import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED, short
+from gateway.usage.stream import GATEWAYS, HEARD, LATE, STREAM, TRIMMED, short
 
 KEPT_MS: Final = 86_400_000
 """How long entries are kept for a gateway that was not heard of."""
@@ -116,14 +116,6 @@ class Reader:
         """Join again before the next reading: the store may be another one."""
         self._position = None
 
-    async def look_for_earlier(self) -> None:
-        """Look for gateways that still have a stream of their own, as an earlier version has: their requests are missing here."""
-        found = {key.removeprefix(EARLIER) async for key in self._client.keys(f"{EARLIER}*")} - {self._installation}
-        if found or self.reading.earlier:
-            self.reading.earlier = sorted(found)
-            self.reading.add(Gap(0, round(time.time() * 1000)))
-            await self.save()
-
     async def _look_for_away(self) -> None:
         """Keep which other gateways may have requests that they have not handed over."""
         self._last_look = time.monotonic()
@@ -164,11 +156,10 @@ class Reader:
         if lost:
             missed = Gap(ms_of(self.reading.position), await now_ms(self._client))
             await self._miss(missed, "the store has lost its position")
-        await self.look_for_earlier()
         return await position_of(self._client, self._installation) or FIRST
 
     def _look_aside(self) -> None:
-        """Keep the gaps of all files that were set aside, also before a kill or by an earlier version."""
+        """Keep the gaps of all files that were set aside, also before a kill."""
         found = gaps_of(self._folder)
         for gap in found:
             self.reading.add(gap)

@@ -23,7 +23,7 @@ from gateway.usage.database import FilesUnusable, UnusableFile
 from gateway.usage.gaps import LONGEST_MS, SETTLED_MS, Gap, Reading, held, is_before, ms_of
 from gateway.usage.record import Record, decode
 from gateway.usage.replication import FIRST, PeerGateway, away_of, gateways_of, position_of, unknown_to_store
-from gateway.usage.stream import EARLIER, LATE, STREAM, TRIMMED, Spool, short
+from gateway.usage.stream import LATE, STREAM, TRIMMED, Spool, short
 
 if TYPE_CHECKING:
     from gateway.usage.clickhouse import ClickHouse
@@ -138,11 +138,7 @@ class Waiting:
         except ValueError:
             return None
         async with self._turn:  # one search at a time in a process
-            found = await self._search(STREAM, id, *await self._range(arrived))
-            earlier = f"{EARLIER}{self._installation}"
-            if found is None and await self._client.call("XLEN", earlier):
-                found = await self._search(earlier, id, *self._times(arrived))
-        return found
+            return await self._search(STREAM, id, *await self._range(arrived))
 
     async def _search(self, stream: str, id: str, start: str, last: str) -> Record | None:  # noqa: A002
         arrival: Record | None = None
@@ -159,7 +155,7 @@ class Waiting:
 
     async def count(self) -> int:
         """Return how many entries the sink has not written yet. Raises `StoreAway`."""
-        total = await self._client.call("XLEN", f"{EARLIER}{self._installation}")
+        total = 0
         start = f"({await position_of(self._client, self._installation) or FIRST}"
         while start:
             found, last = await self._client.run(_COUNT, [STREAM], [start, PAGE])
@@ -196,7 +192,6 @@ class HandedOver(msgspec.Struct, frozen=True):
     """
 
     gaps: list[Gap]
-    earlier: list[str]
     others: list[PeerGateway]
     unread: list[str]
 
@@ -244,9 +239,6 @@ class HandedOver(msgspec.Struct, frozen=True):
                 having = [each.name for each in self.others if each.present and not _lacks(each, arrived_ms)]
                 there = f"ask there: {', '.join(having)}" if having else "no other gateway has it either"
                 yield f"this gateway does not have the log of what arrived {gap}: {there}"
-        if self.earlier:
-            names = ", ".join(self.earlier)
-            yield f"gateways of an earlier version have usage logs of their own: ask there, or upgrade them ({names})"
 
     def _of_others(self, arrived_ms: int) -> Iterator[str]:
         for each in self.others:
@@ -268,8 +260,6 @@ class HandedOver(msgspec.Struct, frozen=True):
         yield from self.unread
         for gap in self.gaps:
             yield f"requests that arrived or ended {gap} may be missing here: this gateway does not have the log of that time"
-        if self.earlier:
-            yield f"gateways of an earlier version have usage logs of their own: {', '.join(self.earlier)}"
         yield from (away.note() for away in away_of(self.others))
 
 
@@ -284,22 +274,17 @@ class Completeness:
     async def known(self) -> HandedOver:
         """Return what the gateways of the store have handed over by now. Raises `StoreAway`."""
         reading, spooled = await asyncio.to_thread(self._on_disk)
-        gateways, trimmed, position, moving = await asyncio.gather(
+        gateways, trimmed, position = await asyncio.gather(
             gateways_of(self._client),
             self._client.call("GET", TRIMMED),
             position_of(self._client, self._installation),
-            self._client.call("XLEN", f"{EARLIER}{self._installation}"),
         )
         unread = []
         if spooled:
             unread.append(f"{spooled} files of records wait in the spool of this gateway: they are read while it runs")
-        if moving:
-            unread.append(
-                f"{moving} entries of the version before are not in the files yet: they are read while it runs"
-            )
         others = [gateway for gateway in gateways if gateway.installation != self._installation]
         others += unknown_to_store(gateways, reading.away)
-        return HandedOver(_gaps(reading, position, trimmed), reading.earlier, others, unread)
+        return HandedOver(_gaps(reading, position, trimmed), others, unread)
 
     def _on_disk(self) -> tuple[Reading, int]:
         return gaps.load(self._folder), len(Spool(self._folder / "spool").files())

@@ -21,7 +21,7 @@ import contextlib
 import fcntl
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -33,7 +33,7 @@ from gateway.base.log import Logger
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
 from gateway.store.accounts import Accounts
-from gateway.store.client.client import Client, Script
+from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
 from gateway.usage import gaps
 from gateway.usage.database import UsageDatabase, months_ago
@@ -42,7 +42,7 @@ from gateway.usage.gaps import Gap
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
 from gateway.usage.replication import BATCH, About, Reader, gateways_of
-from gateway.usage.stream import EARLIER, OPEN, id_of, note_late, short, write_lines
+from gateway.usage.stream import OPEN, id_of, note_late, short, write_lines
 
 log = Logger("gateway.usage.sink")
 
@@ -59,12 +59,6 @@ FILL_S: Final = 1.0
 AT_ONCE: Final = 2000
 LOOKED_UP: Final = 200
 """Requests without an end whose account is looked up, among all accounts, in one round."""
-
-EARLIER_AT_ONCE: Final = 2000
-_FIELD: Final = b"record"
-_DELETE_EMPTY: Final = Script(
-    "delete_empty", 'return redis.call("XLEN", KEYS[1]) == 0 and redis.call("DEL", KEYS[1]) or 0'
-)
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -110,7 +104,6 @@ class Sink:
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
-        self._drained_earlier = False
         self._failing = False
         self._reported: set[Path] = set()
 
@@ -133,7 +126,6 @@ class Sink:
         """Move one batch; return whether more is waiting. After an error the next call moves the same batch again."""
         try:
             more = self._replay_spool()
-            more |= await self._move_earlier()
             more |= await self._read_stream()
             more |= await self._fill()
             self.database.check()
@@ -177,18 +169,6 @@ class Sink:
                 log.error("spool_file_unusable", file=str(file), reason=error.strerror)
             return None
 
-    async def _move_earlier(self) -> bool:
-        """Move what waits in the stream that an earlier version of this gateway had of its own; return whether there was any."""
-        if self._drained_earlier:
-            return False
-        lines = await drain_earlier(self.usage.client, self.usage.installation, self._write_and_send)
-        self._drained_earlier = not lines
-        return bool(lines)
-
-    async def _write_and_send(self, lines: list[bytes]) -> None:
-        self.database.write(self._records(lines))
-        await self._send([line for line in lines if _is_record(line)])
-
     async def _read_stream(self) -> bool:
         """Write the next entries of the stream, and hand over what was in the spool; return whether more is waiting."""
         entries = await self.reader.read()
@@ -230,12 +210,9 @@ class Sink:
         Return whether there is more to read now.
         """
         self._last_housekeeping = time.monotonic()
-        self._drained_earlier = False
         waiting = await self.usage.length()
         if waiting > self.usage.max_entries // 10:
             log.error("usage_log_lags", entries=waiting, full_at=self.usage.max_entries)
-        if self.reader.reading.earlier:
-            await self.reader.look_for_earlier()
         for dropped in self.database.drop_before(months_ago(self._retention_months)):
             log.info("usage_month_dropped", month=dropped)
         return (
@@ -296,9 +273,7 @@ class Closing:
 
     async def ends(self, before_ms: int, gaps: Iterable[Gap]) -> list[Record]:
         """Return ends for requests that arrived before `before_ms` and never ended, some at a time. Raises `StoreAway`."""
-        # Requests of an earlier version have no gateway; they were received by the one whose files these are.
         gone = {
-            "",
             self._own,
             *(short(each.installation) for each in await gateways_of(self._client) if each.about.forgotten_ms),
         }
@@ -325,15 +300,3 @@ def _closed(arrival: Record, **changes: object) -> Record:
 def _may_have_end(gap: Gap, record: Record) -> bool:
     at = arrival_ms(record.id)
     return gap.touches(at, at)
-
-
-async def drain_earlier(client: Client, installation: str, write: Callable[[list[bytes]], Awaitable[None]]) -> int:
-    """Move some entries of the stream of an installation with `write`; return how many. Raises `StoreAway`."""
-    stream = f"{EARLIER}{installation}"
-    entries = await client.call("XRANGE", stream, "-", "+", "COUNT", EARLIER_AT_ONCE) or []
-    if entries:
-        await write([fields[_FIELD] for _, fields in entries if _FIELD in fields])
-        await client.call("XDEL", stream, *(number for number, _ in entries))
-    else:
-        await client.run(_DELETE_EMPTY, [stream])
-    return len(entries)

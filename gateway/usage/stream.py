@@ -49,9 +49,6 @@ COPIER: Final = "gw:{usage}:copier"
 COPIED: Final = "gw:{usage}:copied"
 """The id of an entry of the stream: it, and all before, is in ClickHouse."""
 
-EARLIER: Final = "gw:usage:"
-"""What the name of a stream began with when each gateway had its own; its installation follows."""
-
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 _SHORT: Final = slice(8)
 

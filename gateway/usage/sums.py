@@ -30,7 +30,7 @@ import msgspec
 
 from gateway.base.ids import LAST_MS, first_id, utc
 from gateway.domain.exchange import Outcome
-from gateway.usage.database import GROUPS, SUM_COLUMNS, SUMS, UnusableFile, columns, months, path_of, summed
+from gateway.usage.database import GROUPS, SUM_COLUMNS, SUMS, UnusableFile, months, path_of
 from gateway.usage.gaps import span_ms
 from gateway.usage.queries import collecting, lacks, merged, month_at, opened
 
@@ -114,16 +114,16 @@ def _of_days(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> t
     conditions, values = wanted.filters
     names = ["substr(day, 1, 7)" if name == "month" else name for name in by]
     since, until = (utc(ms)[:10] if ms < LAST_MS else "9999-12-32" for ms in wanted.between_ms)
-    text = f"SELECT {', '.join([*names, summed(file)])} FROM days WHERE day >= ? AND day < ?{conditions}{_group(by)}"  # noqa: S608
+    names += [f"sum({name})" for name in SUMS]
+    text = f"SELECT {', '.join(names)} FROM days WHERE day >= ? AND day < ?{conditions}{_group(by)}"  # noqa: S608
     return text, (since, until, *values)
 
 
 def _of_requests(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
     conditions, values = wanted.filters
-    present = columns(file, "requests")
     sums = ["count(*)", f"sum(outcome = '{Outcome.COMPLETED}')"]
-    sums += [f"sum({name})" if name in present else "0" for name in SUM_COLUMNS]
-    sums.append("sum(cost_micros IS NULL)" if "cost_micros" in present else "count(*)")
+    sums += [f"sum({name})" for name in SUM_COLUMNS]
+    sums.append("sum(cost_micros IS NULL)")
     names = [f"substr(arrived_at, 1, {_TIMES[name]})" if name in _TIMES else f'"{name}"' for name in by]
     since_ms, until_ms = wanted.between_ms
     text = (

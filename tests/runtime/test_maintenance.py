@@ -10,9 +10,8 @@ import pytest
 import structlog
 
 from gateway.chain.services import Store
-from gateway.runtime.worker import Maintenance
+from gateway.runtime.worker import SWEEP_LOCK, Maintenance
 from gateway.store.client.client import Client
-from gateway.store.layout import SWEEP_LOCK
 from gateway.store.money.scripts import Settlement
 from gateway.testing import services
 from tests.patience import PATIENCE_S

@@ -13,7 +13,7 @@ DAY_MS = 86_400_000
 
 def test_other_gateways_that_may_have_more_are_named_without_their_hosts(tmp_path: Path) -> None:
     away = [Away("0a1b2c3d", "host-one", 10 * DAY_MS), Away("4e5f6a7b", "host-two", 2 * DAY_MS, 0, 3 * DAY_MS)]
-    gaps.save(tmp_path, Reading("1-0", [Gap(20 * DAY_MS, 21 * DAY_MS)], [], away))
+    gaps.save(tmp_path, Reading("1-0", [Gap(20 * DAY_MS, 21 * DAY_MS)], away))
     assert notes_of(tmp_path, [], 4 * DAY_MS, 18 * DAY_MS) == [
         "Gateway 0a1b2c3d was last heard of at 1970-01-11T00:00:00.000Z: requests of it may be missing here."
     ]

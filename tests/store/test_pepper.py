@@ -12,8 +12,7 @@ import pytest
 from gateway.base.errors import Misconfigured, StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.layout import FINGERPRINT
-from gateway.store.pepper import PepperSource, make_pepper, pepper_of
+from gateway.store.pepper import FINGERPRINT, PepperSource, make_pepper, pepper_of
 from gateway.store.tokens import Tokens
 
 

@@ -7,11 +7,10 @@ only the tests that need no engine run.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +23,7 @@ from gateway.config.schema import Config, UsageSettings
 from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import clickhouse, queries
-from gateway.usage.clickhouse import TABLE, VIEW, ClickHouse, Copier
+from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
 from gateway.usage.database import COLUMNS, GROUPS, UsageDatabase
 from gateway.usage.log import UsageLog
 from tests.patience import PATIENCE_S
@@ -170,43 +169,14 @@ async def test_every_field_is_read_as_it_was_written(server: Server) -> None:
     assert await remote.find(arrival().id) is None
 
 
-EARLIER: Final = list(COLUMNS[: COLUMNS.index("cached_tokens")])
-
-
-async def test_a_table_of_an_earlier_version_is_completed(server: Server, database: UsageDatabase) -> None:
-    remote, old = ClickHouse(server.url), end(arrival())
-    columns = ", ".join(f"`{name}` {clickhouse._type(name)}" for name in EARLIER)
-    await remote.execute(
-        f"CREATE TABLE {TABLE} ({columns}, certain UInt8 MATERIALIZED 1) ENGINE = ReplacingMergeTree(certain) ORDER BY id"
-    )
-    await remote.execute(f"CREATE VIEW {VIEW} AS SELECT account, count() AS requests FROM {TABLE} GROUP BY account")
-    names = ", ".join(f"`{name}`" for name in EARLIER)
-    values = msgspec.json.decode(clickhouse._encode(old))
-    line = msgspec.json.encode({name: values[name] for name in EARLIER})
-    await remote.execute(f"INSERT INTO {TABLE} ({names}) FORMAT JSONEachRow", line)
-    for _ in range(2):
-        await remote.create_tables()
-    assert await remote.find(old.id) == old
-    new = end(arrival(), **COSTED)
-    database.write([old, new])
-    await remote.insert([new])
-    assert await remote.find(new.id) == new
-    assert await rolled_up(server) == queries.summary(database.folder, GROUPS)
-
-
-async def test_columns_are_added_only_where_they_are_missing(server_without_engine: Server) -> None:
+async def test_a_table_of_another_version_is_refused(server_without_engine: Server) -> None:
     remote = ClickHouse(server_without_engine.url)
-    for present, altered in ((COLUMNS, False), (EARLIER, True), ((), False)):
-        server_without_engine.statements.clear()
+    for present in ((), COLUMNS):
         server_without_engine.columns = "\t".join(present)
         await remote.create_tables()
-        added = [statement for statement in server_without_engine.statements if statement.startswith(("ALTER", "DROP"))]
-        assert bool(added) is altered
-        if altered:
-            assert added[:-1] == [f"DROP VIEW IF EXISTS {VIEW}"], (
-                "before the columns: else a failure here leaves it as it is"
-            )
-            assert re.findall(r"ADD COLUMN IF NOT EXISTS `(\w+)`", added[-1]) == [*COLUMNS[len(EARLIER) :]]
+    server_without_engine.columns = "\t".join(COLUMNS[:-1])
+    with pytest.raises(GatewayError, match="is of another version of the gateway: rename it, and drop the view"):
+        await remote.create_tables()
 
 
 async def test_a_request_that_another_machine_served_is_found(

@@ -102,10 +102,3 @@ async def test_a_request_whose_end_may_be_in_a_gap_is_not_closed(machines: list[
     one.sink.reader.reading.add(Gap(at, at + 1))
     await one.drain()
     assert outcomes(one) == {None}
-
-
-async def test_a_request_of_an_earlier_version_is_closed_by_the_gateway_that_has_it(machines: list[Machine]) -> None:
-    one, *_ = machines
-    one.sink.database.write([arrival(id_at(round(time.time() * 1000) - 3_600_000))])
-    await one.drain()
-    assert outcomes(one) == {Outcome.GATEWAY_CRASHED}

@@ -9,12 +9,12 @@ import time
 import msgspec
 import pytest
 
-from gateway.base.ids import arrival_ms, first_id
+from gateway.base.ids import arrival_ms
 from gateway.store.client.client import Client
 from gateway.usage import gaps, replication
 from gateway.usage.record import encode
 from gateway.usage.replication import forget, gateways_of, unknown_to_store
-from gateway.usage.stream import EARLIER, STREAM
+from gateway.usage.stream import STREAM
 from tests.records import arrival, end, id_at
 from tests.usage.test_reader import Machine, age, machines
 
@@ -201,41 +201,6 @@ async def test_the_spool_of_this_gateway_is_named(machines: list[Machine]) -> No
     await one.usage.spool.append(encode(end(arrival())))
     (text,) = (await one.usage.ask(an_id(60_000))).unasked
     assert text.startswith("1 files of records wait in the spool of this gateway")
-
-
-async def test_gateways_of_an_earlier_version_are_named_and_what_they_had_before_is_a_gap(
-    machines: list[Machine], client: Client
-) -> None:
-    one, *_ = machines
-    other = f"{EARLIER}{'0' * 32}"
-    await client.call("XADD", other, "*", "record", "{}")
-    one.sink.reader.leave()
-    await one.drain()
-    texts = (await one.usage.ask(an_id(60_000))).unasked
-    assert any(text.startswith("gateways of an earlier version have usage logs of their own") for text in texts)
-    await client.call("DEL", other)  # it has been upgraded
-    one.sink.reader.leave()
-    await one.drain()
-    (text,) = (await one.usage.ask(an_id(60_000))).unasked
-    assert text.startswith("this gateway does not have the log of what arrived before ")
-    assert len(gaps.notes(one.usage.folder)) == 1
-
-
-async def test_the_stream_that_this_gateway_had_of_its_own_is_moved_to_that_of_all(
-    machines: list[Machine], client: Client
-) -> None:
-    one, two, _ = machines
-    own = f"{EARLIER}{one.usage.installation}"
-    record = end(arrival(an_id(60_000)))
-    await client.call("XADD", own, "*", "record", encode(record))
-    await client.call("XADD", own, "*", "record", b"\xff")
-    assert (await one.usage.ask(first_id(0) + "7000-8000-000000000000")).unasked[0].startswith("2 entries")
-    one.sink._drained_earlier = False
-    await one.drain()
-    await two.drain()
-    for each in (one, two):
-        assert (await each.usage.ask(record.id)).record == record
-    assert not await client.call("EXISTS", own)
 
 
 async def test_a_caller_is_told_that_a_gateway_away_may_have_the_end_of_its_request(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from gateway.base.errors import GatewayError
 from gateway.base.ids import arrival_ms, month
 from gateway.domain.exchange import Outcome
 from gateway.usage import queries
@@ -24,6 +25,7 @@ from gateway.usage.database import (
     SUMS,
     UnusableFile,
     UsageDatabase,
+    check_files,
     files_aside,
     months,
     months_ago,
@@ -279,3 +281,29 @@ def test_a_row_with_garbage_is_named_by_its_file(tmp_path: Path) -> None:
         file.execute("UPDATE requests SET price = ?", (b"\xff",))
     with pytest.raises(UnusableFile, match="a row is unreadable"):
         queries.find(tmp_path, record.id)
+
+
+@pytest.mark.parametrize(
+    "changed", ["requests DROP COLUMN bytes", "requests ADD COLUMN later TEXT", "days DROP COLUMN requests"]
+)
+def test_a_file_of_another_version_is_refused_and_stays_as_it_is(tmp_path: Path, changed: str) -> None:
+    record = end(arrival())
+    writer = usage_database(tmp_path)
+    writer.write([record])
+    writer.close()
+    check_files(tmp_path)
+    path = path_of(tmp_path, month(record.id))
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute(f"ALTER TABLE {changed}")
+        file.commit()
+    before = path.read_bytes()
+    calls: list[Callable[[], object]] = [
+        lambda: usage_database(tmp_path).write([record]),
+        lambda: queries.find(tmp_path, record.id),
+        lambda: check_files(tmp_path),
+    ]
+    for refused in calls:
+        with pytest.raises(GatewayError, match=f"{path.name} was written by another version of the gateway"):
+            refused()
+    assert path.read_bytes() == before
+    assert files_aside(tmp_path) == []

@@ -197,7 +197,7 @@ async def test_a_request_that_never_ended_is_closed_once_the_stream_is_empty(
 ) -> None:
     monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
     now = round(time.time() * 1000)
-    crashed, late, young = arrival(id_at(now - 61_000)), arrival(id_at(now - 61_000)), arrival(id_at(now - 59_000))
+    crashed, late, young = (arrival(id_at(now - ago_ms), usage.gateway) for ago_ms in (61_000, 61_000, 59_000))
     await asyncio.gather(*(usage.submit_arrival(record) for record in (crashed, late, young)))
     await usage.end(end(late))
     await drain(sink_of(usage, crashed_after_s=60))
@@ -214,7 +214,7 @@ async def test_a_request_that_never_ended_has_its_account_where_money_was_held(
     for account in ("poor", "rich"):
         await accounts.create(account)
         await wallet.credit(account, "opening", 1000)
-    held, not_held = arrival(), arrival()
+    held, not_held = (arrival(gateway=usage.gateway) for _ in range(2))
     await asyncio.gather(*(usage.submit_arrival(record) for record in (held, not_held)))
     terms = {"amount": 100, "floor": floor, "lease_ms": 1, "fingerprint": "x", "max_holds": 9}
     assert (await wallet.hold("rich", held.id, **terms)).outcome is Hold.HELD  # type: ignore[arg-type]

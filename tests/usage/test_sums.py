@@ -13,7 +13,6 @@ from gateway.usage import queries, sums
 from gateway.usage.database import UsageDatabase
 from gateway.usage.sums import DAY_MS, Selected, grouped
 from tests.records import COSTED, arrival, end, id_at, usage_database
-from tests.usage.test_tables import earlier  # noqa: F401 - a fixture
 
 NEW_YEAR_MS = 1_798_761_600_000
 
@@ -61,9 +60,3 @@ def test_a_time_within_a_day_is_exact(database: UsageDatabase) -> None:
 
     assert counted(NEW_YEAR_MS + 1, NEW_YEAR_MS + DAY_MS // 2) == 0
     assert counted(NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS // 2 + 1) == 2
-
-
-def test_a_file_of_an_earlier_version_has_no_known_costs(tmp_path: Path, earlier: object) -> None:  # noqa: F811
-    for by in (["day"], ["hour"]):
-        (line,) = grouped(tmp_path, by, Selected(), [])
-        assert (line["requests"], line["charge_micros"], line["unknown_costs"], line["cost_micros"]) == (2, 246, 2, 0)

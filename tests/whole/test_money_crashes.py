@@ -50,7 +50,7 @@ CHARGED = ("settle.after", "record.after", "answer.finished")
 FLOOR = -(-len('[{"role": "user", "content": "hi"}]') // 4)
 """The floor in micros: the estimate of the input, a token for every four bytes of the messages."""
 
-ELSEWHERE = ("archive.", "layout.", "extend.", "external.", "import.", "api.")
+ELSEWHERE = ("archive.", "extend.", "external.", "import.", "api.")
 UNDER_LOAD = tuple(label for label in LABELS if not label.startswith(ELSEWHERE))
 STORE_DOWN = ("journal.kept", "journal.delivered", "settlements.repeated")
 SEEDS = int(os.environ.get("MONEY_SEEDS", "0"))

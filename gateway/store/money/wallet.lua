@@ -138,7 +138,7 @@ local function hold_in(record)
     refuse("a hold is not readable")
   end
   local hold = { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
-  if fingerprint:find("E", 1, true) then -- marks begin at the first capital; earlier versions read them as the fingerprint's
+  if fingerprint:find("E", 1, true) then -- marks begin at the first capital
     hold.fingerprint, hold.marks = fingerprint:match("^([%l%d]*)(%u.*)$")
   end
   return hold

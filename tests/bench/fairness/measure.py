@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.usage.stream import STREAM
 from tests.bench.fairness.honest import TIMEOUT_S, Served
 from tests.bench.fairness.stage import Stage, honest, hostile
 
@@ -79,10 +80,9 @@ class Watch:
     async def sample(self) -> None:
         """Read the memory of the worker and the length of the usage log's stream until cancelled."""
         store = self.stage.store
-        (stream,) = await store.call("KEYS", "gw:usage:*") or [b"gw:usage:"]
         while True:
             with suppress(Exception):  # also a store that does not answer in time
-                self.entries = max(self.entries, int(await store.call("XLEN", stream)))
+                self.entries = max(self.entries, int(await store.call("XLEN", STREAM)))
             self.memory_mib = max(self.memory_mib, memory_mib(self.stage.pid))
             await asyncio.sleep(SAMPLE_S)
 

@@ -69,13 +69,12 @@ def test_only_requests_of_the_period_are_read(tmp_path: Path) -> None:
     assert len(calls(tmp_path)) == 5
 
 
-def test_a_file_of_an_earlier_version_has_the_id_of_the_last_attempt_and_no_costs(tmp_path: Path) -> None:
+def test_the_last_attempt_without_an_id_has_that_of_the_record(tmp_path: Path) -> None:
     record = served(NOV_20, AttemptRecord("a", 500), AttemptRecord("b", 200), upstream_request_id="req-2")
     usage_database(tmp_path).write([record])
     with sqlite3.connect(path_of(tmp_path, "2026-11")) as file:
         plain = '[{"channel":"a","status":500,"error":"x"},{"channel":"b","status":200,"error":""}]'
         file.execute("UPDATE requests SET attempts = ?", (plain,))
-        file.execute("ALTER TABLE requests DROP COLUMN upstream_cost_micros")
     file.close()
     assert [(call.names, call.cost) for call in calls(tmp_path)] == [((), None), (("req-2",), None)]
 

@@ -1,4 +1,4 @@
-"""A data folder that another version wrote, used only through stable interfaces: commands, ports, YAML keys, Redis keys."""
+"""A data folder that a killed gateway left, used only through stable interfaces: commands, ports, YAML keys, Redis keys."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from tests.cli.processes import all_ready, free_port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 
-FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data-95e8e78"
-LAYOUT_1: Final = FIXTURE.with_name("data-c07b58a")
-LAYOUT_2: Final = FIXTURE.with_name("data-1c3f5e8")
+FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data"
 PORTS: Final = ("PUBLIC", "ADMIN", "GOOD", "SLOW", "BROKEN", "CUTTING", "STALLING", "ERRING")
 SECRETS: Final = ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN")
 """Variables that are removed from the environment: the folder has these secrets."""
@@ -46,30 +44,26 @@ def as_before(now: Any, before: Any) -> Any:
     return now
 
 
-class OldData:
-    """The data folder, its archive and its configuration in `folder`, and the commands of the gateway that uses them.
+class DataFolder:
+    """The data folder, its archive and its configuration in `folder`, and the commands of the gateway that uses them."""
 
-    `python` runs another version of the gateway than this one.
-    """
-
-    def __init__(self, folder: Path, fixture: Path = FIXTURE, python: str = FORKED) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.data, self.archive = folder, folder / "data", folder / "archive"
-        self._fixture, self._python = fixture, python
         self.ports = {name: free_port() for name in PORTS}
         own = {name: value for name, value in os.environ.items() if name not in SECRETS}
         self.environment = own | {f"{name}_PORT": str(port) for name, port in self.ports.items()}
-        shutil.copy(fixture / "gateway.yaml", folder)
+        shutil.copy(FIXTURE / "gateway.yaml", folder)
 
     @classmethod
-    def unpacked(cls, folder: Path, fixture: Path = FIXTURE) -> OldData:
-        """Return what the old version left."""
-        data = cls(folder, fixture)
+    def unpacked(cls, folder: Path) -> DataFolder:
+        """Return what the killed gateway left."""
+        data = cls(folder)
         data.unpack()
         return data
 
     def unpack(self) -> None:
-        """Unpack what the old version left."""
-        with tarfile.open(self._fixture / "data.tar.gz") as packed:
+        """Unpack what the killed gateway left."""
+        with tarfile.open(FIXTURE / "data.tar.gz") as packed:
             if hasattr(tarfile, "data_filter"):  # since Python 3.11.4
                 packed.extractall(self.folder, filter="data")
             else:
@@ -135,13 +129,13 @@ class OldData:
 
     def _pending(self, store: Raw) -> list[object]:
         files = [*(self.data / "journal").glob("*.jsonl"), *(self.data / "usage" / "spool").glob("*.jsonl")]
-        streams = [key for key in (*store.keys("gw:usage:*"), "gw:{usage}:stream") if store.ask("XLEN", key)]
-        return [*files, *streams, *store.keys("gw:{*}:leases")]
+        stream = store.ask("XLEN", "gw:{usage}:stream")
+        return [*files, *([stream] if stream else []), *store.keys("gw:{*}:leases")]
 
     async def _started(self, *arguments: str, stderr: int) -> asyncio.subprocess.Process:
         place = ("--config", "gateway.yaml") if arguments[0] != "fake-upstream" else ()
         return await asyncio.create_subprocess_exec(
-            *(self._python, "-m", "gateway", *arguments, *place),
+            *(FORKED, "-m", "gateway", *arguments, *place),
             cwd=self.folder,
             env=self.environment,
             stdout=asyncio.subprocess.PIPE,
@@ -192,16 +186,15 @@ def pattern(key: str) -> str:
     """Return a key with `*` for each name in it."""
     key = REQUEST.sub("*", key)
     key = re.sub(r"^gw:\{channels\}:.*:", "gw:{channels}:*:", key)
-    key = re.sub(r"^gw:\{(?!channels\}|usage\})[a-z0-9]+\}", "gw:{*}", key)
-    return re.sub(r"^gw:usage:[0-9a-f]{32}$", "gw:usage:*", key)
+    return re.sub(r"^gw:\{(?!channels\}|usage\})[a-z0-9]+\}", "gw:{*}", key)
 
 
-async def money(old: OldData) -> dict[str, Any]:
+async def money(folder: DataFolder) -> dict[str, Any]:
     """Return what the commands print about accounts and their books."""
-    results: dict[str, Any] = {"accounts": await old.run_json("account", "list", "--json")}
-    archived = {"verify with the archive": ("--archive", "archive")} if old.archive.exists() else {}
+    results: dict[str, Any] = {"accounts": await folder.run_json("account", "list", "--json")}
+    archived = {"verify with the archive": ("--archive", "archive")} if folder.archive.exists() else {}
     for name, more in ({"verify": ()} | archived).items():
-        (report,) = await old.run_json("verify", "--json", *more)
+        (report,) = await folder.run_json("verify", "--json", *more)
         for kind in ("expired", "stale"):
             report[kind] = sorted([each["account"], *REQUEST.findall(each["what"])] for each in report[kind])
         del report["notes"]
@@ -209,18 +202,18 @@ async def money(old: OldData) -> dict[str, Any]:
     return results
 
 
-async def usage(old: OldData) -> dict[str, Any]:
+async def usage(folder: DataFolder) -> dict[str, Any]:
     """Return what the commands print of the usage log up to `LAST_DAY`: records by id, and sums of requests that ended."""
     summary = ("usage", "summary", "--by", "account,token,model,channel,day", "--to", LAST_DAY, "--json")
-    exported, totals = await asyncio.gather(old.run_json("usage", "export"), old.run_json(*summary))
+    exported, totals = await asyncio.gather(folder.run_json("usage", "export"), folder.run_json(*summary))
     records = {record["id"]: record for record in exported if record["arrived_at"][:10] <= LAST_DAY}
     assert len(records) == sum(record["arrived_at"][:10] <= LAST_DAY for record in exported), "a request is there twice"
     return {"records": records, "summary": [total for total in totals if total["token_id"] or not total["account"]]}
 
 
-async def state(old: OldData, accounts: list[str]) -> dict[str, Any]:
+async def state(folder: DataFolder, accounts: list[str]) -> dict[str, Any]:
     """Return what the commands print about channels and tokens."""
-    results: dict[str, Any] = {"channels": await old.run_json("channels", "--json"), "tokens": {}}
+    results: dict[str, Any] = {"channels": await folder.run_json("channels", "--json"), "tokens": {}}
     for account in accounts:
-        results["tokens"][account] = await old.run_json("token", "list", account, "--json")
+        results["tokens"][account] = await folder.run_json("token", "list", account, "--json")
     return results
