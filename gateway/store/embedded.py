@@ -7,17 +7,6 @@
    its manifest or its base file is missing or cut: these are found here, before it starts.
 3. **The server ends with its parent process.** On Linux the kernel signals it when the *thread* that started it ends: call
    `start` on the main thread, before any other exists. Elsewhere it keeps running, and the next start adopts it.
-
-**Holes that a full disk leaves in an append-only file** are removed with every command that is there.
-
-Valkey and Redis 7 or later open the file that follows a rewrite without O_APPEND. Where the disk is full and a write is cut short,
-they cut the file back to its last complete command, and go on at the offset that they had reached: between two commands there
-are zero bytes. The next start ends there with "Bad file format", although every command is there.
-
-They do not count these zero bytes. Where the disk is full once more, they cut the same file back by as many bytes too far, and
-acknowledged commands are lost. So the store's keeper has a file with a hole rewritten at once (`gateway.runtime.store_keeper`).
-Of a file that was cut all the same, what was lost is an end of the commands before a hole: the rest of the transaction that it
-began is dropped, as the server does at the end of a file, and what follows is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +16,6 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
-import mmap
 import os
 import re
 import shutil
@@ -43,11 +31,8 @@ from typing import Final
 from urllib.parse import quote
 
 import msgspec
-from uuid_utils import uuid7
 
-from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured, cannot_use
-from gateway.base.log import Logger
 
 MAX_SOCKET_PATH_BYTES: Final = 103
 """Bytes. With the final zero, macOS allows 104 and Linux 108."""
@@ -79,18 +64,8 @@ _IRRELEVANT: Final = ("WARNING", "!!!", "Redis is now ready", "Signal handler")
 _PASSING: Final = re.compile(
     r"No space left|Cannot allocate memory|Out Of Memory|Too many open files|quota exceeded", re.I
 )
+_BAD_FORMAT: Final = re.compile(r"Bad file format reading the append only file (\S+\.incr\.aof)")
 _DAMAGE: Final = re.compile(r"append.only|AOF|RDB|Short read", re.I)
-
-_COUNT: Final = re.compile(rb"\*(\d{1,7})\r\n")
-_LENGTH: Final = re.compile(rb"\$(\d{1,10})\r\n")
-_BEGIN: Final = re.compile(rb"[*$]\d{0,10}\r?")
-_HOLE: Final = re.compile(rb"\0+(?=[*#]|\Z)")
-_CUT: Final = re.compile(rb"\0+(?=\*\d{1,7}\r\n\$\d)")
-_MULTI: Final = re.compile(rb"\*1\r\n\$5\r\nMULTI\r\n", re.I)
-_EXEC: Final = re.compile(rb"\*1\r\n\$4\r\nEXEC\r\n", re.I)
-_COMMENT: Final = re.compile(rb"#[^\n]*\n")
-
-log = Logger("gateway.store.client.append_only_holes")
 
 
 def find_server() -> str:
@@ -176,7 +151,6 @@ class StoreStart:
         self._data = data = data.resolve()
         self._timeout_s, self._adopt = timeout_s, adopt
         self._process: subprocess.Popen[bytes] | None = None
-        self._repaired = False
         self.progress = ""
         """How far the server has loaded its data, while it does."""
         with _in(data):
@@ -186,7 +160,7 @@ class StoreStart:
         self._heard = time.monotonic()
 
     def poll(self) -> EmbeddedStore | None:
-        """Return the server, or None while it does not serve yet. Never waits longer than `answer.TIMEOUT_S`, but for a repair.
+        """Return the server, or None while it does not serve yet. Never waits longer than `TIMEOUT_S`.
 
         Raises `Misconfigured` where only a person can make it start, and `GatewayError` where a later start may succeed.
         """
@@ -200,11 +174,7 @@ class StoreStart:
         if self._process is None and _try_lock(self._lock.fileno()):
             self._spawn()
         if self._process is not None and (code := self._process.poll()) is not None:
-            failed = failure(self._data, code, self._logged())
-            if self._repaired or not self._remove_holes():
-                raise failed
-            self._repaired = True
-            self._spawn()
+            raise failure(self._data, code, self._logged())
         now, answer = time.monotonic(), ask(self._path)
         idle = "" if self._process else "waiting for the process that has the store"
         self.progress = answer.progress or idle if answer else idle
@@ -235,11 +205,6 @@ class StoreStart:
             os.close(log)
             self._process = _spawn(self._data, self._path, self._lock.fileno())
         self._heard = time.monotonic()
-
-    def _remove_holes(self) -> bool:
-        with contextlib.suppress(OSError):
-            return remove(self._data / FOLDER)
-        return False
 
     def _started(self, answer: ServerStatus) -> EmbeddedStore:
         if self._process and not self._lock.tell():
@@ -329,15 +294,11 @@ def _in(data: Path) -> Iterator[None]:
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    """The process id of a server, and a line that says how far it is while it is `loading`.
-
-    `written`: the bytes of its append-only files as it counts them, -1 while it rewrites them.
-    """
+    """The process id of a server, and a line that says how far it is while it is `loading`."""
 
     pid: int
     loading: bool
     progress: str = ""
-    written: int = -1
 
 
 def ask(path: Path, timeout_s: float = TIMEOUT_S) -> ServerStatus | None:
@@ -357,23 +318,11 @@ def ask(path: Path, timeout_s: float = TIMEOUT_S) -> ServerStatus | None:
     info = dict(line.split(":", 1) for line in replies.decode(errors="replace").splitlines() if ":" in line)
     # The reply to PING is MISCONF while the disk is full; such a server serves what it has.
     if match[1] != b"-LOADING":
-        rewrites = info["aof_rewrite_in_progress"] != "0" or info["aof_rewrite_scheduled"] != "0"
-        return ServerStatus(
-            int(info["process_id"]), loading=False, written=-1 if rewrites else int(info["aof_current_size"])
-        )
+        return ServerStatus(int(info["process_id"]), loading=False)
     done, left_s = info.get("loading_loaded_perc", "0"), info.get("loading_eta_seconds", "?")
     return ServerStatus(
         int(info["process_id"]), loading=True, progress=f"the store is loading: {done} % done, about {left_s} s left"
     )
-
-
-def rewrite(path: Path, timeout_s: float = TIMEOUT_S) -> None:
-    """Let the server whose socket is at `path` rewrite its append-only files in the background. Raises `OSError`. Blocks."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(str(path))
-        connection.sendall(b"BGREWRITEAOF\r\n")
-        connection.recv(65536)
 
 
 def check(data: Path, *, expected: bool) -> None:
@@ -403,31 +352,6 @@ def check(data: Path, *, expected: bool) -> None:
         raise _damaged(folder, f"{files['b']} is empty")
 
 
-def manifest_of(data: Path) -> str:
-    """Return the text of the server's manifest, which lists its files; empty where it cannot be read."""
-    try:
-        return (data / FOLDER / MANIFEST).read_text()
-    except OSError:
-        return ""
-
-
-def zero_bytes(data: Path, at_start: str, written: Callable[[], int]) -> int:
-    """Return how many bytes the files have that the server, which says what it has `written`, does not count.
-
-    `at_start`: the manifest when the server started. Until a rewrite changes it there are none, and the server may leave a file
-    uncounted. `written` returns -1 where that is not known. Raises `OSError`.
-    """
-    folder = data / FOLDER
-    manifest = manifest_of(data)
-    if manifest == at_start:
-        return 0
-    lines = map(_LINE.fullmatch, manifest.splitlines())
-    size = sum((folder / line[1]).stat().st_size for line in lines if line and line[2] != "h")
-    counted = written()
-    known = counted >= 0 and manifest_of(data) == manifest
-    return max(0, size - counted) if known else 0
-
-
 def failure(data: Path, code: int, log: str) -> GatewayError:
     """Return the error for a server that ended while it started, with its exit code and what it wrote to its log.
 
@@ -453,94 +377,9 @@ def reason_in(log: str) -> str:
 
 
 def _damaged(folder: Path, reason: str) -> Misconfigured:
-    return Misconfigured(
-        f"redis: the embedded server cannot load {folder}: {reason}. Restore the folder from a backup; or copy it, then drop "
-        f"what follows the damage with `valkey-check-aof --fix {folder / MANIFEST}`"
-    )
-
-
-def remove(folder: Path) -> bool:
-    """Remove the holes in the files of a server that does not run. Return whether there were any.
-
-    A file as it was is kept beside it, as `NAME.damaged-...`. Raises `OSError`.
-    """
-    removed = False
-    for path in sorted(folder.glob("*.incr.aof")):
-        if not path.stat().st_size:
-            continue
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            parts, dropped = _between_holes(data)
-            if len(parts) == 1:
-                continue
-            repaired = b"".join(data[start:end] for start, end in parts)
-            zeros = len(data) - len(repaired) - dropped
-        kept = path.with_name(f"{path.name}.damaged-{uuid7()}")
-        kept.hardlink_to(path)
-        durable.write(path, repaired, mode=0o600)
-        log.warning("holes_removed", file=str(path), zero_bytes=zeros, kept=kept.name)
-        if dropped:
-            log.error("commands_lost", file=str(path), dropped_bytes=dropped, do="run `gateway verify`")
-        removed = True
-    return removed
-
-
-def _between_holes(data: mmap.mmap) -> tuple[list[tuple[int, int]], int]:
-    """Return the parts between holes, each from its first to after its last byte, and how many bytes before holes are dropped.
-
-    What cannot be parsed is part of the last.
-    """
-    parts = []
-    start = at = dropped = 0
-    transaction: int | None = None
-    while at < len(data):
-        end = _end_of_command(data, at)
-        if end is not None:
-            if _MULTI.match(data, at):
-                transaction = at
-            elif _EXEC.match(data, at):
-                transaction = None
-            at = end
-        elif hole := _HOLE.match(data, at) or _next_hole(data, at):
-            whole_until = at if transaction is None else transaction
-            parts.append((start, whole_until))
-            dropped += hole.start() - whole_until
-            start = at = hole.end()
-            transaction = None
-        else:
-            break
-    return [*parts, (start, len(data))], dropped
-
-
-def _next_hole(data: mmap.mmap, at: int) -> re.Match[bytes] | None:
-    """Return the hole at which the command that begins at `at` is cut; None where there is none."""
-    hole = _CUT.search(data, at)
-    if hole is None:
-        return None
-    count = _COUNT.match(data, at, hole.start())
-    if count is None:
-        return hole if _BEGIN.fullmatch(data, at, hole.start()) else None
-    at = count.end()
-    for _ in range(int(count[1])):
-        length = _LENGTH.match(data, at, hole.start())
-        if length is None:
-            return hole if at >= hole.start() or _BEGIN.fullmatch(data, at, hole.start()) else None
-        at = length.end() + int(length[1]) + 2
-    return hole if at > hole.start() else None
-
-
-def _end_of_command(data: mmap.mmap, at: int) -> int | None:
-    """Return where the command or comment at `at` ends; None where there is none, or not all of it."""
-    if comment := _COMMENT.match(data, at):
-        return comment.end()
-    count = _COUNT.match(data, at)
-    if count is None:
-        return None
-    at = count.end()
-    for _ in range(int(count[1])):
-        length = _LENGTH.match(data, at)
-        if length is None:
-            return None
-        at = length.end() + int(length[1]) + 2
-        if data[at - 2 : at] != b"\r\n":
-            return None
-    return at
+    remedy = "Restore the folder from a backup"
+    if bad := _BAD_FORMAT.search(
+        reason
+    ):  # the file and not the manifest: Valkey's tool cannot read the base file of Valkey 9
+        remedy += f"; or copy it, then drop all that follows the damage with `valkey-check-aof --fix {folder / bad[1]}`"
+    return Misconfigured(f"redis: the embedded server cannot load {folder}: {reason}. {remedy}")

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis import Redis, ResponseError
-from structlog.testing import capture_logs
+from redis import Redis
 
 from gateway.runtime import store_keeper
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.store import embedded
-from gateway.store.embedded import FOLDER, ask
-from tests.disk import Disk, small_disk
+from gateway.store.embedded import ask
 from tests.patience import PATIENCE_S
 from tests.store.test_embedded import LOADED_SLOWLY
 
@@ -82,89 +80,3 @@ def test_a_store_that_cannot_start_is_started_once_its_files_are_restored(
     assert "appendonlydir is missing" in printed
     shutil.move(tmp_path / "aside", tmp_path / "appendonlydir")
     ticked_until_it_serves(keeper, tmp_path)
-
-
-def test_a_file_with_a_hole_is_rewritten_before_a_full_disk_can_cut_it(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 8) as disk:
-        folder = disk.folder / "store"
-        keeper = StoreKeeper(folder, print)
-        try:
-            with Redis.from_url(keeper.url) as redis:
-                rewritten(redis)  # only a file that follows a rewrite gets holes
-                for full in range(3):
-                    write_until_refused(redis, disk, full)
-                    disk.free()
-                    written_again(redis, f"after {full}")
-                    wait_for_no_hole(keeper, folder)
-                expected = {key: redis.get(key) for key in redis.scan_iter()}
-            kill(folder)
-            ticked_until_it_serves(keeper, folder)
-            with Redis.from_url(keeper.url) as redis:
-                assert {key: redis.get(key) for key in redis.scan_iter()} == expected
-        finally:
-            keeper.stop()
-        assert not list((folder / FOLDER).glob("*.damaged-*"))
-
-
-def test_files_without_a_hole_are_not_rewritten(tmp_path: Path) -> None:
-    for _ in range(2):  # the first start makes the files
-        keeper = StoreKeeper(tmp_path, print)
-        try:
-            with Redis.from_url(keeper.url) as redis, capture_logs() as logs:
-                for step in range(6):
-                    keeper._check_at = 0
-                    keeper.tick()
-                    redis.set(f"key {step}", "x" * 1000)
-                    if step == 3:
-                        rewritten(redis)
-        finally:
-            keeper.stop()
-        assert logs == []
-
-
-def rewritten(redis: Redis) -> None:
-    redis.bgrewriteaof()
-    while redis.info("persistence")["aof_rewrite_in_progress"]:
-        time.sleep(0.01)
-
-
-def write_until_refused(redis: Redis, disk: Disk, number: int) -> None:
-    """Write values of many lengths to a disk that is nearly full, until a write is cut short and the next is refused."""
-    for count in range(2000):
-        try:
-            redis.set(f"key {number} {count}", "x" * (100 + count))
-        except ResponseError as error:
-            assert "MISCONF" in str(error)
-            return
-        if count == 3:
-            disk.fill()
-    raise AssertionError("the disk was never full")
-
-
-def written_again(redis: Redis, key: str) -> None:
-    """Write a value as soon as the server accepts one again."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            redis.set(key, "y" * 100)
-        except ResponseError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the store does not write again")
-
-
-def wait_for_no_hole(keeper: StoreKeeper, folder: Path) -> None:
-    """Tick until the server's files have no hole."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        keeper.tick()
-        time.sleep(0.05)
-        answer = ask(folder / "store.sock")  # None while it is busy
-        if (
-            answer is not None
-            and answer.written >= 0
-            and not any(b"\0" in path.read_bytes() for path in (folder / FOLDER).glob("*.incr.aof"))
-        ):
-            return
-    raise AssertionError("a hole is left")

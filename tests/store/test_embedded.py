@@ -254,6 +254,13 @@ def garbled(path: Path) -> None:
     path.write_bytes(data)
 
 
+def with_zero_bytes(path: Path) -> None:
+    """Write zero bytes between two commands, as a full disk leaves them in the file that follows a rewrite."""
+    data = path.read_bytes()
+    at = data.index(b"*3", len(data) // 2)
+    path.write_bytes(data[:at] + bytes(50) + data[at:])
+
+
 def with_garbage(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\xa5" * 99)
 
@@ -265,6 +272,10 @@ def in_its_place(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage in the last file": (lambda data: garbled(files(data, "*.incr.aof")), r"Bad file format .*\.incr\.aof"),
+    "zero bytes in the last file": (
+        lambda data: with_zero_bytes(files(data, "*.incr.aof")),
+        r"Bad file format .*`valkey-check-aof --fix \S+/appendonlydir/\S+\.incr\.aof`",
+    ),
     "garbage after the last file": (
         lambda data: with_garbage(files(data, "*.incr.aof")),
         r"Bad file format .*\.incr\.aof",
@@ -295,6 +306,20 @@ async def test_files_that_are_damaged_or_missing_are_one_line_that_only_a_person
     assert "\n" not in str(raised.value)
     assert "backup" in str(raised.value)
     assert await ask(start(tmp_path / "backup"), "GET", "key 499") == b"x" * 100
+
+
+async def test_the_tool_that_the_error_names_keeps_what_is_before_the_damage(start: Starts, tmp_path: Path) -> None:
+    await filled(start, tmp_path / "data")
+    with_zero_bytes(files(tmp_path / "data", "*.incr.aof"))
+    with pytest.raises(Misconfigured, match="valkey-check-aof") as raised:
+        start(tmp_path / "data")
+    command = str(raised.value).split("`")[1].split()
+    tool = tmp_path / command[0]
+    tool.symlink_to(find_server())  # the server is that tool under another name
+    await asyncio.to_thread(subprocess.run, [tool, *command[1:]], input=b"y\n", check=True, capture_output=True)
+    store = start(tmp_path / "data")
+    found = [await ask(store, "GET", key) for key in ("key 499", "late 0", "late 9")]
+    assert found == [b"x" * 100, b"x" * 10, None]
 
 
 @pytest.mark.parametrize("name", ["store.lock", "store.sock", "store.log"])
