@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -29,8 +31,9 @@ def test_people_get_a_line_and_a_remedy() -> None:
     assert code == 1
     assert text.splitlines() == [
         f"well  address: http://127.0.0.1:{port}/v1 ends in /v1",
-        f"ILL   network: 127.0.0.1:{port} cannot be reached: nothing listens there",
-        "      Nothing reached the gateway. Check host and port, and that the gateway or its proxy runs.",
+        f"ILL   network: 127.0.0.1:{port} cannot be reached: {os.strerror(errno.ECONNREFUSED)}",
+        "      Nothing reached the gateway. Check host and port, the network and the VPN, and that the gateway or its "
+        "proxy runs.",
     ]
 
 
@@ -38,7 +41,7 @@ def test_scripts_get_one_object_a_line() -> None:
     code, text = doctor("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--json")
     first, second = map(json.loads, text.splitlines())
     assert (code, first["subject"], first["verdict"], first["code"]) == (1, "address", "well", "")
-    assert (second["subject"], second["verdict"], second["code"]) == ("network", "ill", "port_closed")
+    assert (second["subject"], second["verdict"], second["code"]) == ("network", "ill", "unreachable")
 
 
 def test_a_file_of_an_authority_that_cannot_be_used(tmp_path: Path) -> None:

@@ -42,7 +42,11 @@ NGINX: dict[str, tuple[Change, str, str]] = {
     "with a prefix that is passed on": (in_nginx("location /ai/ {", "location / {"), "/ai/v1", "path_changed"),
     "that buffers": (in_nginx(BUFFERING), "/v1", "buffered"),
     "that cuts a long pause": (in_nginx("proxy_read_timeout 1s;", "proxy_read_timeout 700s;"), "/v1", "cut_on_the_way"),
-    "that gives up early": (in_nginx("proxy_read_timeout 1s;", "proxy_read_timeout 700s;"), "/v1", "proxy_timeout"),
+    "that gives up early": (
+        in_nginx("proxy_read_timeout 1s;", "proxy_read_timeout 700s;"),
+        "/v1",
+        "proxy_without_gateway",
+    ),
     "without Authorization": (
         in_nginx('proxy_buffering off; proxy_set_header Authorization "";'),
         "/v1",
@@ -54,7 +58,7 @@ NGINX: dict[str, tuple[Change, str, str]] = {
         "/v1",
         "redirect",
     ),
-    "with a smaller limit": (in_nginx("client_max_body_size 50;", "client_max_body_size 0;"), "/v1", "limit_of_proxy"),
+    "with a smaller limit": (in_nginx("client_max_body_size 50;", "client_max_body_size 0;"), "/v1", "other_service"),
 }
 MODES = {"that cuts a long pause": "stall", "that gives up early": "silent"}
 """How the upstream behaves meanwhile."""

@@ -22,7 +22,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from yarl import URL
 
 from gateway.base.ids import arrival_ms
-from gateway.tools.channel_test import Diagnosis, ill, note, shown, well
+from gateway.tools.channel_test import Diagnosis, ill, shown, well
 from gateway.tools.doctor.network import CONNECT_S
 
 MOST_BYTES: Final = 4 << 20
@@ -108,7 +108,7 @@ def failed(subject: str, answer: HttpAnswer, url: URL) -> Diagnosis:
 
 
 def stranger(subject: str, answer: HttpAnswer, url: URL) -> Diagnosis:
-    """Return the verdict on an answer that is not the gateway's: which kind of thing on the way gave it."""
+    """Return the verdict on an answer that is not the gateway's."""
     status, by = answer.status, _signature(answer)
     if 300 <= status < 400 and "Location" in answer.headers:
         return _redirect(subject, answer, url)
@@ -117,50 +117,28 @@ def stranger(subject: str, answer: HttpAnswer, url: URL) -> Diagnosis:
             "Ask the operator for an address without a login in front; the header can carry only the gateway's token."
         )
         return ill(subject, "login_of_proxy", f"a proxy asks for a login of its own ({by})", remedy)
-    if status == 504:
-        remedy = (
-            "Let its operator make its timeout longer than the channels' `timers.total` (nginx: proxy_read_timeout); if this "
-            "fails at once, it cannot reach the gateway."
-        )
-        return ill(
-            subject,
-            "proxy_timeout",
-            f"a proxy answers in place of the gateway, which was too slow for it ({by})",
-            remedy,
-        )
     if status >= 500:
-        remedy = "Ask its operator whether the gateway runs, and whether the proxy has the right address of it."
-        return ill(subject, "proxy_without_gateway", f"a proxy answers in place of the gateway ({by})", remedy)
-    if status in (401, 403, 451) and not _object(answer.body):
-        remedy = "Ask who operates the firewall, VPN or filter on the way to let this address pass."
-        return ill(subject, "blocked", f"something on the way refuses the request ({by})", remedy)
-    if status in (408, 413, 429, 431):
-        return ill(
-            subject, "limit_of_proxy", f"a proxy refuses the request by a limit of its own ({by})", "Ask its operator."
-        )
-    if status < 300 and b"<html" in answer.body[:4096].lower():
         remedy = (
-            "Open the address in a browser: where a network asks for a login (captive portal), or a company for a sign-in, it "
-            "shows the page. " + ASK_THE_OPERATOR
+            "Ask its operator whether the gateway runs, and whether the proxy has its right address, and a timeout longer than the "
+            "channels' `timers.total` (nginx: proxy_read_timeout)."
         )
-        return ill(subject, "web_page", f"a web page answers in place of the gateway ({by})", remedy)
-    text = f"something else answers at {url.host}:{url.port} ({by})"
-    return ill(subject, "other_service", text, ASK_THE_OPERATOR)
+        return ill(subject, "proxy_without_gateway", f"a proxy answers in place of the gateway ({by})", remedy)
+    text = f"something else answers at {url.host}:{url.port}, such as a login page, a firewall or a proxy with limits ({by})"
+    return ill(subject, "other_service", text, f"Open the address in a browser. {ASK_THE_OPERATOR}")
 
 
 def _redirect(subject: str, answer: HttpAnswer, url: URL) -> Diagnosis:
     try:
-        target = url.join(URL(answer.headers["Location"]))
-        place = str(target.with_query(None).with_fragment(None).with_user(None))
+        place = shown(
+            str(url.join(URL(answer.headers["Location"])).with_query(None).with_fragment(None).with_user(None))
+        )
     except ValueError:
-        return ill(subject, "redirect", f"it redirects to no address ({_signature(answer)})", ASK_THE_OPERATOR)
-    text = f"it redirects to {shown(place)} ({_signature(answer)})"
-    if target.path.rstrip("/").endswith(("/models", "/chat/completions")):
-        base = shown(re.sub(r"/(models|chat/completions)/?$", "", place))
-        remedy = f"Clients that follow a redirect drop the token, or the body. Use the address behind it: {base}"
-        return ill(subject, "redirect", text, remedy)
-    remedy = "This is a login page: of the network (captive portal), or a sign-in in front of the service. "
-    return ill(subject, "redirect_to_login", text, remedy + ASK_THE_OPERATOR)
+        place = "no address"
+    remedy = (
+        "Clients that follow a redirect drop the token, or the body: use the address behind it. If that is a login page, of the "
+        f"network or in front of the service: {ASK_THE_OPERATOR}"
+    )
+    return ill(subject, "redirect", f"it redirects to {place} ({_signature(answer)})", remedy)
 
 
 def _signature(answer: HttpAnswer) -> str:
@@ -256,8 +234,7 @@ async def _arrival(session: ClientSession, base: URL, headers: dict[str, str], s
     record = await _record(session, base, headers, stream)
     first_ms = None if record is None else record.get("first_byte_ms")
     if record is None or not isinstance(first_ms, int):
-        remedy = "If answers should arrive piece by piece, look for a buffering proxy."
-        return note("request", "maybe_buffered", f"{text}; all of it came at once", remedy)
+        return well("request", f"{text}; all of it came at once")
     leaving_ms = record["duration_ms"] - first_ms
     if leaving_ms - arriving_ms < BUFFERED_MS:
         return well("request", f"{text}; all of it came at once, as the upstream sent it")
@@ -283,9 +260,6 @@ async def _cut(session: ClientSession, base: URL, headers: dict[str, str], strea
             "the channels' `timers.total` (nginx: proxy_read_timeout)."
         )
         return ill("request", "cut_on_the_way", f"{text}; the gateway {said}", remedy)
-    if record is not None:
-        said = f"{outcome} {shown(str(record.get('error_code')))}".strip()
-        return ill("request", "cut_by_gateway", f"{text}; the gateway's record says {said}", REMEDIES[502])
     remedy = "Ask the operator for the record of this request: `gateway trace ID` says who cut it."
     return ill("request", "cut", text, remedy)
 

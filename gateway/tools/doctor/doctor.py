@@ -25,7 +25,6 @@ from gateway.tools.doctor.network import (
     CONNECT_S,
     at,
     other_scheme,
-    proxy_of_environment,
     trust_of,
     unreached,
 )
@@ -72,16 +71,12 @@ async def _checks(
     yield address
     if address.verdict == "ill":
         return
-    if (proxy := proxy_of_environment(base)) is not None:
-        yield proxy
     timeout = ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with ClientSession(timeout=timeout, connector=TCPConnector(ssl=tls), trust_env=True) as session:
         try:
             without = await _models(session, base)
             yield well("network", f"{at(base)} answers{' over TLS' if base.scheme == 'https' else ''}")
             yield await _gateway(session, base, without)
-            for found in _on_the_way(without):
-                yield found
             if not token.isascii() or not token.isprintable() or " " in token:
                 yield ill("token", "token_malformed", "the token has characters that no token has", REMEDY_FOR_COPY)
                 return
@@ -132,22 +127,6 @@ async def _gateway(session: ClientSession, base: URL, answer: HttpAnswer) -> Dia
 def _lacks_v1(base: URL, text: str) -> Diagnosis:
     remedy = f"Add /v1 to the base address: {shown(str(base / 'v1'))}"
     return ill("address", "address_lacks_v1", f"the path does not end in /v1; {text}", remedy)
-
-
-def _on_the_way(answer: HttpAnswer) -> list[Diagnosis]:
-    """Return what the answer to a request without a token shows of proxies that change requests and answers."""
-    error, found = answer.error, []
-    if error is None:
-        return []
-    if error["code"] == "token_invalid":
-        text = "the gateway got a token, and none was sent: a proxy on the way adds one"
-        remedy = "If the token is refused below, let the proxy's operator pass on the header Authorization as it is."
-        found.append(note("gateway", "authorization_added", text, remedy))
-    if answer.headers.get("x-request-id") != error["request_id"]:
-        text = "a proxy on the way removes or replaces the header x-request-id"
-        remedy = "Quote the request_id of errors to the operator, not the header."
-        found.append(note("gateway", "request_id_replaced", text, remedy))
-    return found
 
 
 def _token(listed: HttpAnswer, without: HttpAnswer, base: URL, token: str) -> Diagnosis:
@@ -210,9 +189,6 @@ def _check(url: URL) -> Diagnosis:
             base = path.removesuffix(operation)
             remedy = f"Remove {operation}, which clients add themselves: {_without(url, base)}"
             return ill("address", "address_names_operation", "the path names an operation", remedy)
-    if "//" in path:
-        remedy = "Write each slash once."
-        return ill("address", "address_has_empty_part", "the path has two slashes in a row", remedy)
     if not path.endswith("/v1"):
         text = "the path does not end in /v1"
         return note("address", "address_without_v1", text, "This is right only if a proxy adds /v1.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import ssl
 from pathlib import Path
 from typing import Final
@@ -14,32 +15,16 @@ from yarl import URL
 
 from gateway.base.errors import Misconfigured
 from gateway.config.authorities import trusting
-from gateway.tools.channel_test import Diagnosis, ill, note, shown
+from gateway.tools.channel_test import Diagnosis, ill, shown
 
 CONNECT_S: Final = 10
 ANSWER_S: Final = 30
 """How long to wait for the answer to a request that costs nothing."""
 PROBE_S: Final = 5
 
-EXPIRED: Final = 10
-NOT_YET: Final = 9
+NOT_NOW: Final = (9, 10)
 OTHER_NAME: Final = (62, 64)
-UNTRUSTED: Final = (2, 18, 19, 20, 21)
 """OpenSSL's numbers of what is wrong with a certificate: X509_V_ERR_*."""
-
-BY_ERRNO: Final = {
-    errno.ECONNREFUSED: (
-        "port_closed",
-        "nothing listens there",
-        "Check host and port, and that the gateway or its proxy runs.",
-    ),
-    errno.EHOSTUNREACH: ("unreachable", "there is no way to this host", "Check the address, the network and the VPN."),
-    errno.ENETUNREACH: (
-        "unreachable",
-        "there is no way to this network",
-        "Check the address, the network and the VPN.",
-    ),
-}
 
 
 def trust_of(ca: Path) -> ssl.SSLContext:
@@ -51,52 +36,12 @@ def trust_of(ca: Path) -> ssl.SSLContext:
         raise Misconfigured(f"--ca {ca}: {reason}; give the certificates of the authority, as PEM") from None
 
 
-def proxy_of_environment(url: URL) -> Diagnosis | None:
-    """Return a note if the environment sends requests to this address through a proxy."""
-    if not _is_proxied(url):
-        return None
-    text = f"the environment sends {url.scheme} requests through a proxy"
-    return note("proxy", "proxy_of_environment", text, f"If nothing arrives, add {url.host} to NO_PROXY.")
-
-
-def _is_proxied(url: URL) -> bool:
-    return url.scheme in getproxies() and not proxy_bypass(url.host or "")
-
-
 async def unreached(url: URL, error: Exception) -> Diagnosis:
     """Return why a request got no answer."""
-    if (found := _before_the_port(url, error)) is not None:
-        return found
-    agreed_on_nothing = "PROTOCOL" in _reason(error) or "ALERT" in _reason(error)
-    if not agreed_on_nothing and (found := await other_scheme(url)) is not None:
-        return found
-    if isinstance(error, TimeoutError):
-        remedy = "A proxy or the gateway takes the request and says nothing: ask the operator whether the gateway runs."
-        return _connected(url, "answer_timeout", "it takes the request and does not respond in time", remedy)
-    if isinstance(error, aiohttp.ClientSSLError):
-        remedy = "Something between may break TLS; the gateway and the shipped proxies speak TLS 1.2 and 1.3."
-        return _ill(url, "tls_failed", f"fails in the TLS handshake: {_in_words(_reason(error))}", remedy)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return _ill(
-            url,
-            "not_http",
-            "is answered by something that does not speak HTTP",
-            "Check the port: another service listens there.",
-        )
-    remedy = "Check that no proxy or firewall closes the connection, and ask the operator for its log at this time."
-    return _connected(url, "connection_cut", "it closes them without a whole answer", remedy)
-
-
-def _before_the_port(url: URL, error: Exception) -> Diagnosis | None:
-    """Return the verdict where no connection was made, or the certificate was refused."""
-    if isinstance(error, aiohttp.ClientHttpProxyError):
-        text = f"the proxy of the environment refuses the connection with {error.status}"
-        remedy = "Give it a user and password in HTTPS_PROXY where it asks for them (407)"
-        return ill("proxy", "proxy_refuses", text, f"{remedy}, or add {url.host} to NO_PROXY.")
-    if isinstance(error, aiohttp.ClientProxyConnectionError):
-        text = "the proxy of the environment cannot be reached"
-        remedy = f"Correct HTTP_PROXY or HTTPS_PROXY, or add {url.host} to NO_PROXY."
-        return ill("proxy", "proxy_unreachable", text, remedy)
+    if isinstance(error, aiohttp.ClientHttpProxyError | aiohttp.ClientProxyConnectionError):
+        text = "the proxy of the environment refuses the connection, or cannot be reached"
+        remedy = f"Correct HTTP_PROXY or HTTPS_PROXY, with user and password where it asks for them, or add {url.host} to NO_PROXY."
+        return ill("proxy", "proxy_of_environment", text, remedy)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return _ill(
             url, "name_unknown", "has a name that does not resolve", "Check the spelling of the host, and the DNS."
@@ -106,54 +51,41 @@ def _before_the_port(url: URL, error: Exception) -> Diagnosis | None:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         remedy = "Check the address. A firewall drops connections like this."
         return _ill(url, "connect_timeout", f"does not accept a connection within {CONNECT_S} s", remedy)
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno in BY_ERRNO:
-        code, text, remedy = BY_ERRNO[error.os_error.errno]
-        return _ill(url, code, f"cannot be reached: {text}", remedy)
-    return None
+    if (found := await other_scheme(url)) is not None:
+        return found
+    if isinstance(error, aiohttp.ClientSSLError):
+        remedy = "Something between may break TLS; the gateway and the shipped proxies speak TLS 1.2 and 1.3."
+        return _ill(url, "tls_failed", f"fails in the TLS handshake ({shown(str(error.os_error))})", remedy)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        remedy = "Check host and port, the network and the VPN, and that the gateway or its proxy runs."
+        return _ill(
+            url, "unreachable", f"cannot be reached: {os.strerror(error.os_error.errno or errno.ECONNREFUSED)}", remedy
+        )
+    remedy = "Check the port, and that no proxy or firewall closes the connection; ask the operator for the log at this time."
+    end = "does not respond in time" if isinstance(error, TimeoutError) else "gives no whole answer over HTTP"
+    return _ill(url, "no_answer", f"accepts connections, and {end}", remedy)
 
 
 def _certificate(url: URL, error: Exception) -> Diagnosis:
     code = getattr(error, "verify_code", 0)
     reason = shown(str(getattr(error, "verify_message", error)))
-    if code == EXPIRED:
-        return _connected(
-            url,
-            "certificate_expired",
-            "its certificate has expired",
-            "The operator must renew it. Check this clock, too.",
-        )
-    if code == NOT_YET:
-        return _connected(
-            url, "certificate_not_yet_valid", "its certificate is not valid yet", "Check the clock of this machine."
-        )
+    if code in NOT_NOW:
+        remedy = "Check the clock of this machine; else the operator must renew it."
+        return _ill(url, "certificate_expired", "has a certificate that has expired, or is not valid yet", remedy)
     if code in OTHER_NAME:
         remedy = f"Use the name that the certificate has, or let the operator add {url.host}. A captive portal does this, too."
-        return _connected(url, "certificate_of_another_name", f"its certificate is not for {url.host}", remedy)
-    if code in UNTRUSTED:
-        remedy = (
-            "If a private authority issued it, pass its certificate: --ca FILE; clients take it from SSL_CERT_FILE, "
-            "REQUESTS_CA_BUNDLE or NODE_EXTRA_CA_CERTS. Else the server lacks its intermediate certificates, or something "
-            "on the way opens TLS."
-        )
-        return _connected(url, "certificate_untrusted", f"its certificate is not trusted ({reason})", remedy)
-    return _connected(
-        url, "certificate_refused", f"its certificate is refused ({reason})", "Show this to the operator."
+        return _ill(url, "certificate_of_another_name", f"has a certificate that is not for {url.host}", remedy)
+    remedy = (
+        "If a private authority issued it, pass its certificate: --ca FILE; clients take it from SSL_CERT_FILE, "
+        "REQUESTS_CA_BUNDLE or NODE_EXTRA_CA_CERTS. Else the server lacks its intermediate certificates, or something "
+        "on the way opens TLS."
     )
-
-
-def _reason(error: Exception) -> str:
-    """Return OpenSSL's word for what is wrong with a handshake."""
-    return str(getattr(getattr(error, "os_error", None), "reason", None) or "no reason given")
-
-
-def _in_words(reason: str) -> str:
-    meaning = "what answers does not speak TLS" if reason == "WRONG_VERSION_NUMBER" else ""
-    return f"{meaning} ({shown(reason)})" if meaning else shown(reason)
+    return _ill(url, "certificate_untrusted", f"has a certificate that is not trusted ({reason})", remedy)
 
 
 async def other_scheme(url: URL) -> Diagnosis | None:
     """Return the verdict where the port speaks TLS and the address says http, or the reverse."""
-    if _is_proxied(url):
+    if url.scheme in getproxies() and not proxy_bypass(url.host or ""):
         return None
     if url.scheme == "http" and await _speaks_tls(url):
         remedy = f"Begin the base address with https: {shown(str(url.with_scheme('https').with_port(url.port)))}"
@@ -192,10 +124,6 @@ async def _speaks_plain_http(url: URL) -> bool:
                 writer.transport.abort()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
-
-
-def _connected(url: URL, code: str, text: str, remedy: str) -> Diagnosis:
-    return ill("network", code, f"{at(url)} accepts connections, but {text}", remedy)
 
 
 def _ill(url: URL, code: str, text: str, remedy: str) -> Diagnosis:

@@ -35,7 +35,6 @@ WRONG = {
     "https://host/ai/v1/chat/completions/": ("address_names_operation", "https://host/ai/v1"),
     "https://host/v1/models": ("address_names_operation", "https://host/v1"),
     "https://host/v1/responses": ("address_names_operation", "https://host/v1"),
-    "https://host//v1": ("address_has_empty_part", ""),
 }
 
 
