@@ -35,10 +35,11 @@ from gateway.cli.common import (
     store_of,
 )
 from gateway.runtime.data_folder import existing_folder
-from gateway.store import pepper_rotation
+from gateway.store import pepper as store_pepper
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperRecord, PepperSource, checked
+from gateway.store.tokens import made_before
 from gateway.tools.verify import Coverage, charged_in_log, compare, damage, logged
 from gateway.usage.gaps import load
 from gateway.usage.replication import PeerGateway, forget, gateways_of, unknown_to_store
@@ -265,9 +266,7 @@ def show_pepper(config: ConfigOption = None, as_json: JsonOption = False) -> Non
 
     async def work(store: Store) -> tuple[PepperRecord, int]:
         record = await checked(store.client, source)
-        return record, await pepper_rotation.made_before(
-            store.accounts, store.tokens, record.since
-        ) if record.old else 0
+        return record, await made_before(store.accounts, store.tokens, record.since) if record.old else 0
 
     record, old_tokens = run_with_store(config, work)
     result: dict[str, Any] = {
@@ -305,7 +304,7 @@ def rotate(
     """
     accept_s = _duration(accept_old)
     data = existing_folder(configuration(config))
-    with pepper_rotation.changing(data):
+    with store_pepper.changing(data):
         _rotate(config, data, accept_s, prepare=prepare, lost=lost, yes=yes)
 
 
@@ -317,7 +316,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
         typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
         return
     record = run_with_store(config, lambda store: checked(store.client, PepperSource.of(data)))
-    pending = pepper_rotation.is_pending(record, PepperSource.of(data))
+    pending = store_pepper.is_pending(record, PepperSource.of(data))
     if not pending:
         _check_variable()
         if record.accepts_old() and not yes:
@@ -325,7 +324,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
                 f"Tokens of the pepper before are accepted until {_date(record.until)}. They become void now. Go on?"
             )
             confirm(question)
-        pepper_rotation.write_next(data)
+        store_pepper.write_next(data)
     if prepare:
         typer.echo(f"{data}/pepper is the next pepper, {data}/pepper.old the present one.\n{_elsewhere(data)}")
         typer.echo("Then run `gateway pepper rotate` once: only then tokens are made with the next one.")
@@ -337,19 +336,17 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
 
 async def _replace(store: Store, data: Path) -> None:
     async with noted(store, "pepper.rotate", lost="every token is void"):
-        await pepper_rotation.replace(store.client, data)
+        await store_pepper.replace(store.client, data)
 
 
 async def _record_next(store: Store, data: Path, until: int) -> None:
     async with noted(store, "pepper.rotate", old_accepted_until=_date(until)):
-        if not await pepper_rotation.record_next(store.client, data, until):
+        if not await store_pepper.record_next(store.client, data, until):
             raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
 
 
 def _print_rotated(config: Path | None, data: Path, until: int, *, was_prepared: bool) -> None:
-    count = run_with_store(
-        config, lambda store: pepper_rotation.made_before(store.accounts, store.tokens, int(time.time()))
-    )
+    count = run_with_store(config, lambda store: made_before(store.accounts, store.tokens, int(time.time())))
     end = f"until {_date(until)}" if until > time.time() else "no longer"
     typer.echo(
         f"Tokens are made with the next pepper from now on. Those of the one before ({count}) are accepted {end}:"

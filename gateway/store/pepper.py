@@ -9,17 +9,21 @@ that is missing is not made again. Beside it there may be the one before, whose 
 4. What is accepted is read again now and then by `Peppers.refresh`, so a change takes effect without a restart. A file that
    changed is also looked at when a text cannot be read, once a second at most: the first token of another pepper is accepted at
    once.
+
+A rotation gives every gateway both peppers first, and then the store says that the next one is in use. Each step may be repeated
+after a crash: a next pepper that was written and not recorded yet is *pending*, and is recorded by the next run.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,10 +31,10 @@ from typing import Final
 import msgspec
 
 from gateway.base import durable
-from gateway.base.errors import GatewayError, Misconfigured
+from gateway.base.errors import GatewayError, Misconfigured, cannot_use
 from gateway.base.ids import utc
 from gateway.base.log import Logger
-from gateway.config.secrets import secret_of
+from gateway.config.secrets import random_text, secret_of
 from gateway.store.client.client import Client, Script
 from gateway.store.token_format import TokenCodec
 
@@ -286,3 +290,49 @@ def refuse_other(record: PepperRecord, source: PepperSource) -> None:
         f"the pepper is not the one with which the store's tokens were made: {source.name} is another, {record.recorded}. Copy "
         f"the file `pepper` of its data folder or of a backup, or set ${VARIABLE} alike for all gateways and commands; {LOST}"
     )
+
+
+@contextmanager
+def changing(data: Path) -> Iterator[None]:
+    """Let no other command change the pepper of this data folder meanwhile. Raises `GatewayError` where one does."""
+    folder = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GatewayError("another `gateway pepper rotate` runs with this data folder: let it end first") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def is_pending(record: PepperRecord, source: PepperSource) -> bool:
+    """Return whether the data folder has a new pepper that the store has not recorded yet."""
+    return fingerprint_of(source()) != record.fingerprint
+
+
+def write_next(data: Path) -> None:
+    """Write another pepper to the data folder, and keep the present one beside it. Raises `GatewayError`."""
+    path = data / "pepper"
+    try:
+        durable.write(data / "pepper.old", durable.read(path), mode=0o600)
+        durable.write(path, f"{random_text()}\n".encode(), mode=0o600)
+    except OSError as error:
+        raise cannot_use(f"data: cannot write {path}", error) from None
+
+
+async def record_next(client: Client, data: Path, until: int) -> bool:
+    """Record the pepper of the data folder, and the end of the one before. Return whether the store had that one."""
+    source = PepperSource.of(data)
+    old = source.old()
+    if old is None:
+        raise GatewayError("there is no pepper before: see `gateway pepper show`")
+    before = fingerprint_of(old)
+    return await change(client, before, fingerprint_of(source()), before, until)
+
+
+async def replace(client: Client, data: Path) -> None:
+    """Record the pepper of the data folder, which is made where it is missing, in place of one that is lost."""
+    own = fingerprint_of(secret_of(data / "pepper", VARIABLE))
+    while (record := await record_of(client)) is None or record.fingerprint != own:
+        await change(client, record.fingerprint if record else b"", own)

@@ -25,7 +25,7 @@ import msgspec
 
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.store.accounts import AccountStatus, Profile, account_key, profile_of, wallet_key
+from gateway.store.accounts import Accounts, AccountStatus, Profile, account_key, profile_of, wallet_key
 from gateway.store.client.client import Client, Script
 from gateway.store.client.steps import Step
 from gateway.store.pepper import Peppers
@@ -575,3 +575,11 @@ class KnownTokens:
 
     def __repr__(self) -> str:
         return f"<KnownTokens {len(self)}>"
+
+
+async def made_before(accounts: Accounts, tokens: Tokens, since: int) -> int:
+    """Return how many tokens were made until `since`, in seconds since 1970."""
+    count = 0
+    async for account in accounts.all():
+        count += sum(token.created_at <= since for token in await tokens.all_of(account.id))
+    return count

@@ -12,9 +12,17 @@ from gateway.base.errors import GatewayError, Misconfigured
 from gateway.store import pepper
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.pepper import PepperSource, make_pepper, record_of
-from gateway.store.pepper_rotation import changing, is_pending, made_before, record_next, replace, write_next
-from gateway.store.tokens import Created, TokenRefused, Tokens
+from gateway.store.pepper import (
+    PepperSource,
+    changing,
+    is_pending,
+    make_pepper,
+    record_next,
+    record_of,
+    replace,
+    write_next,
+)
+from gateway.store.tokens import Created, TokenRefused, Tokens, made_before
 
 
 @pytest.fixture(autouse=True)
