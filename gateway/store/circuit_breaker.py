@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import insort
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -52,12 +50,6 @@ LEASE_MARGIN_S: Final = 60
 
 MARGIN_S: Final = 0.05
 """How much longer than needed the announced time is, so that other workers, too, know that the cool-down is over."""
-KEPT_S: Final = 60.0
-"""How late a request may come."""
-MAX_ENTRIES: Final = 4096
-"""Pairs of account and channel that are remembered; the one that was told least recently is forgotten first."""
-MAX_EACH: Final = 32
-"""Announcements that are remembered for each pair: so many requests of an account may wait at once."""
 
 
 class ChannelHealth(CircuitBreaker):
@@ -68,7 +60,6 @@ class ChannelHealth(CircuitBreaker):
         self._channels = {name: LocalChannel(limits_of(name, channel)) for name, channel in channels.items()}
         self._worker = uuid4().hex[:12]
         self._credentials = {name: channel.credentials for name, channel in channels.items()}
-        self._announced = Announcements()
         self._changed = asyncio.Event()
         self._synced: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -107,14 +98,13 @@ class ChannelHealth(CircuitBreaker):
                 asked.append(candidate)
                 if not local.needs_store:
                     break
-            if not firm or self._announced.over(account, candidate.name):
+            if not firm:
                 last_resorts.append(candidate)
         if asked and not self._channels[asked[0].name].needs_store:
             return self._count_in(asked[0])
-        insist = {
-            other.name for other in last_resorts if other not in asked or self._announced.over(account, other.name)
-        }
-        asked += [other for other in last_resorts if other not in asked]
+        cooling = [other for other in last_resorts if other not in asked]
+        insist = {other.name for other in cooling}
+        asked += cooling
         wait_ms, told = 0, dict[str, ChannelRefusal]()
         if asked:
             admission = await self._ask_store(request_id, asked, insist)
@@ -123,8 +113,6 @@ class ChannelHealth(CircuitBreaker):
                 chosen = asked[admission.index]
                 if admission.probe:
                     self._channels[chosen.name].probe = request_id
-                if wait_ms or self._channels[chosen.name].wait_s(account)[0]:
-                    self._announced.use(account, chosen.name)
                 return self._count_in(chosen)
             told = {each.name: refusal for each, refusal in zip(asked, admission.refusals, strict=True)}
         refused = self._refusal(candidates, account, wait_ms / 1000)
@@ -140,15 +128,14 @@ class ChannelHealth(CircuitBreaker):
             raise
 
     def _refusal(self, candidates: Sequence[Candidate], account: str, store_wait_s: float) -> Refused:
-        """Return the refusal where no candidate may be called. The announced wait is remembered for the account."""
+        """Return the refusal where no candidate may be called."""
         disabled = [self._channels[candidate.name].status.condition is Condition.DISABLED for candidate in candidates]
         text = "No channel can serve this model at the moment. Retry later or choose another model."
         if all(disabled):
             text = "The operator has switched off every channel of this model. Choose another model."
-        wait_s = self._announce(candidates, account)
+        wait_s = self._wait_s(candidates, account)
         if store_wait_s and (not wait_s or store_wait_s < wait_s):
             wait_s = store_wait_s + MARGIN_S
-            self._announced.add(account, candidates[0].name, wait_s)
         return Refused(
             503,
             "model_unavailable",
@@ -158,21 +145,17 @@ class ChannelHealth(CircuitBreaker):
             should_retry=False if all(disabled) else None,
         )
 
-    def _announce(self, candidates: Sequence[Candidate], account: str, asked_s: float = 0.0) -> float:
-        """Return the seconds to announce until the account may call a candidate, and remember them; 0 for no announcement."""
+    def _wait_s(self, candidates: Sequence[Candidate], account: str, asked_s: float = 0.0) -> float:
+        """Return the seconds to announce until the account may call a candidate; 0 for no announcement."""
         waits = []
         for candidate in candidates:
             local = self._channels[candidate.name]
             wait_s, firm = local.wait_s(account)
             if local.status.condition is not Condition.DISABLED:
-                waits.append((wait_s + MARGIN_S if firm else 0.0, candidate.name))
+                waits.append(wait_s + MARGIN_S if firm else 0.0)
         if not waits:
             return asked_s
-        needed_s, channel = min(waits)
-        wait_s = max(needed_s, asked_s)
-        if wait_s:
-            self._announced.add(account, channel, wait_s)
-        return wait_s
+        return max(min(waits), asked_s)
 
     async def wait_s_for(self, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
         """Return the seconds to announce to the account after its calls failed, once the store knows of them; 0 for none.
@@ -182,7 +165,7 @@ class ChannelHealth(CircuitBreaker):
         self._changed.set()
         if self._synced is not None:
             await asyncio.wait([self._synced])
-        return self._announce(candidates, account, asked_s)
+        return self._wait_s(candidates, account, asked_s)
 
     def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
         if self._channels[candidate.name].answered(request_id, after_s):
@@ -449,38 +432,6 @@ def _merge_accounts(earlier: dict[str, AccountReport], later: dict[str, AccountR
         if not (before.ok or after.ok):
             merged[account] = AccountReport(before.failed + after.failed, max(before.cool_ms, after.cool_ms))
     return merged
-
-
-class Announcements:
-    """The times from which on accounts may call channels again. Each admits one request."""
-
-    def __init__(self) -> None:
-        self._times: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
-
-    def add(self, account: str, channel: str, wait_s: float) -> None:
-        """Remember that a request of the account was told to wait this long."""
-        key = (account, channel)
-        times = self._times.setdefault(key, [])
-        self._times.move_to_end(key)
-        insort(times, time.monotonic() + wait_s - MARGIN_S)
-        del times[:-MAX_EACH]
-        if len(self._times) > MAX_ENTRIES:
-            self._times.popitem(last=False)
-
-    def over(self, account: str, channel: str) -> bool:
-        """Return whether a request of the account has waited as long as it was told to."""
-        times, now = self._times.get((account, channel)), time.monotonic()
-        while times and times[0] < now - KEPT_S:
-            del times[0]
-        return times is not None and times != [] and times[0] <= now
-
-    def use(self, account: str, channel: str) -> None:
-        """Forget the earliest announcement, if its time is over: its request is admitted."""
-        if self.over(account, channel):
-            times = self._times[account, channel]
-            del times[0]
-            if not times:
-                del self._times[account, channel]
 
 
 def why_unavailable(

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from gateway.base.errors import Refused
-from gateway.store.channels import Channels, Condition
-from gateway.store.circuit_breaker import MARGIN_S, AccountHealth, digest_of
+from gateway.store.circuit_breaker import AccountHealth, digest_of
 from gateway.store.client.client import Client
 from tests.store.test_channel_health import A, C, commands, until, worker
 
@@ -59,26 +54,6 @@ async def test_a_single_failure_refuses_nothing_where_no_other_channel_serves(cl
         assert await one.admit([A, C], "t") is C, "another channel is preferred"
         assert "this account" in await one.why_not(A)
         assert await one.why_not_alone(A) == ""
-
-
-async def test_an_announced_wait_suffices_although_another_caller_failed_meanwhile(client: Client) -> None:
-    async with worker(client) as health:
-        one, two = AccountHealth(health, "one"), AccountHealth(health, "two")
-        for _ in range(2):
-            await fail(one)
-            await fail(two)
-        with pytest.raises(Refused) as refused:
-            await one.admit([A], "early")
-        announced_s = refused.value.retry_after_s or 0
-        await asyncio.sleep(announced_s - MARGIN_S)
-        for number in range(3):
-            health.failed(A, f"u{number}", "upstream_unreachable", 60)
-        await health.sync()
-        assert (await Channels(client).show(["a"]))[0].condition is Condition.COOLING
-        await asyncio.sleep(MARGIN_S)
-        assert await admitted(one), "it waited as it was told"
-        assert not await admitted(one), "one announcement admits one request"
-        assert not await admitted(AccountHealth(health, "three"))
 
 
 async def test_successes_between_failures_keep_an_account_served(client: Client) -> None:

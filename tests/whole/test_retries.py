@@ -196,20 +196,6 @@ async def test_a_retry_of_a_recovered_channel_succeeds(store_url: str, client: C
     assert float(tries[3].wait_ms) > 100, "the cool-down that the store doubled is announced"
 
 
-async def test_callers_that_wait_as_told_are_not_refused_because_of_each_other(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    bad: list[Step] = [full_response("500 No", b"{}", "retry-after-ms: 10")]
-    async with gateway_with(tmp_path, store_url, bad) as (gateway, (upstream,)):
-        gateway.store.channels.cooldown = QUICK
-        tokens = [await gateway.token(f"caller{number}") for number in range(8)]
-        everyone = await asyncio.gather(*(tried(gateway, token, 6) for token in tokens))
-    for tries in everyone:
-        assert_waits_suffice(tries)
-    answers = [each.code for tries in everyone for each in tries]
-    assert len(upstream.requests) == answers.count("upstream_error")
-
-
 @pytest.mark.parametrize("closed", ["cooling", "disabled", "full"])
 async def test_the_gateways_own_refusals(store_url: str, client: Client, tmp_path: Path, closed: str) -> None:
     gate = asyncio.Event()
