@@ -4,7 +4,7 @@
 what this caller pays: currency units for a token or a request, with the ratio of its group, as exact decimals in strings. What
 the file does not tell is left out. What channels cost, and which there are, is never shown.
 
-A caller that asks for a part of OpenAI's API which is not served, or whose base address has too much, is told what to use instead.
+A caller of a path that is not served is told which are; one whose base address has too much, what to remove.
 """
 
 from __future__ import annotations
@@ -56,30 +56,12 @@ BASE_HAS_MORE: Final = (
     "from the end of the base address."
 )
 NO_SLASH: Final = "Remove the slash at the end of the path."
-USE_CHAT: Final = "{api} is not served here. Use chat completions with this client: {how}."
-NOT_SERVED: Final = "{api} is not served here, but only chat completions: use another service for it."
-HOW: Final = {
-    "responses": ("The Responses API", "`client.chat.completions.create(...)`, or `.chat(...)` of the Vercel AI SDK"),
-    "completions": ("The older completions API", "POST /v1/chat/completions, with `messages` in place of `prompt`"),
-    "messages": ("Anthropic's Messages API", "an OpenAI-compatible client, which sends POST /v1/chat/completions"),
-    "assistants": ("The Assistants API", "`client.chat.completions.create(...)`"),
-    "threads": ("The Assistants API", "`client.chat.completions.create(...)`"),
-    "conversations": ("The Conversations API", "`client.chat.completions.create(...)`"),
-    "realtime": ("The Realtime API", "`client.chat.completions.create(..., stream=True)`"),
+INSTEAD: Final = {
+    "responses": "Use `client.chat.completions.create(...)`, or `.chat(...)` of the Vercel AI SDK. ",
+    "completions": "Send `messages` in place of `prompt` to POST /v1/chat/completions. ",
+    "messages": "Use an OpenAI-compatible client, which sends POST /v1/chat/completions. ",
 }
-OTHERS: Final = {
-    "embeddings": "The Embeddings API",
-    "images": "The Images API",
-    "videos": "The Videos API",
-    "audio": "The Audio API",
-    "files": "The Files API",
-    "uploads": "The Uploads API",
-    "batches": "The Batch API",
-    "moderations": "The Moderations API",
-    "fine_tuning": "The Fine-tuning API",
-    "vector_stores": "The Vector stores API",
-    "rerank": "The Rerank API",
-}
+"""Advice for the APIs that clients take for chat completions, by the first part of their paths."""
 
 
 class LocalRoutes:
@@ -232,8 +214,5 @@ def advice(path: str) -> str:
         return BASE_HAS_MORE.format(more=longer["more"])
     if path.rstrip("/") in ("/v1/chat/completions", "/v1/models") and path.endswith("/"):
         return NO_SLASH
-    name = path.removeprefix("/v1").removeprefix("/").partition("/")[0]
-    if name in HOW:
-        api, how = HOW[name]
-        return USE_CHAT.format(api=api, how=how)
-    return NOT_SERVED.format(api=OTHERS[name]) if name in OTHERS else ""
+    instead = INSTEAD.get(path.removeprefix("/v1").removeprefix("/").partition("/")[0])
+    return instead + KNOWN_PATHS if instead else ""
