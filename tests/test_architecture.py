@@ -24,9 +24,17 @@ CODE = sorted(path for package in ("gateway", "plugins") for path in (ROOT / pac
 MAX_LINES = 600
 """Lines of a file: a file is one subject, and has all that a reader of that subject needs."""
 MAX_FILES = 20
+"""Python files of a folder. Sub-folders count for themselves, and `__init__.py` does not count."""
 MAX_LOADED = 130
 """Modules of the gateway that a worker loads."""
-"""Python files of a folder. Sub-folders count for themselves, and `__init__.py` does not count."""
+WAY_OF_A_REQUEST = tuple(f"gateway/{name}" for name in ("base", "chat", "domain", "chain", "proxy", "server"))
+BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
+    "gateway and plugins": (("gateway", "plugins"), 50_000),
+    "the way of a request": (WAY_OF_A_REQUEST, 13_000),
+    "tests without tests/bench": (("tests",), 69_500),
+}
+"""Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
+or raises a budget and says why beside it."""
 
 CORE_LAYERS = (
     ("base",),
@@ -208,6 +216,15 @@ def test_a_file_is_introduced_by_a_noun_or_a_verb(path: Path) -> None:
 def test_a_file_has_no_more_lines_than_one_reads_at_once() -> None:
     long = {str(path.relative_to(ROOT)) for path in CODE if len(path.read_text().splitlines()) > MAX_LINES}
     assert long == LONG_FILES, "split it by subject"
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_lines_stay_in_their_budget(name: str) -> None:
+    folders, most = BUDGETS[name]
+    files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    lines = sum(len(path.read_text().splitlines()) for path in files - set((ROOT / "tests/bench").rglob("*.py")))
+    assert lines <= most, f"{lines} lines: take some away, or raise the budget and say why"
+    assert lines > most * 0.97, f"{lines} lines: lower the budget"
 
 
 def test_a_folder_has_few_files() -> None:
