@@ -1,20 +1,60 @@
-"""Request ids: UUIDs of version 7, which tell when a request arrived and sort by it."""
+"""Request ids: UUIDs of version 7, which tell when a request arrived and sort by it; and the clock that they are made by.
+
+The wall clock of the machine may be wrong, and `uuid7` never goes back with it. The store refuses ids of another time than its
+own, so ids follow its clock where that differs by more than a minute.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
 from uuid_utils import uuid7
 
+from gateway.base.log import Logger
+
+log = Logger("gateway.base.ids")
+
 LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: no later time is written."""
+
+NEAR_MS: Final = 60_000
+"""Ids differ from the store's clock by no more."""
 
 
 def new_id() -> str:
     """Return a new id, of now."""
-    return str(uuid7())
+    return str(_new())
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since 1970: by the machine's clock, or by the store's where that differs."""
+    return int(time.time() * 1000) + _ahead_ms
+
+
+def ahead_ms() -> int:
+    """Return by how much the store's clock is ahead of the machine's; 0 where they differ by less than `NEAR_MS`."""
+    return _ahead_ms
+
+
+def follow(store_ms: int) -> None:
+    """Make ids by a clock that shows `store_ms` now, unless they are near it and the machine's clock is no nearer."""
+    global _new, _ahead_ms
+    ahead_ms = store_ms - int(time.time() * 1000)
+    ahead_ms = ahead_ms if abs(ahead_ms) > NEAR_MS else 0
+    if abs(ahead_ms - _ahead_ms) > NEAR_MS or abs(arrival_ms(new_id()) - store_ms) > NEAR_MS:
+        _new, _ahead_ms = _new_by_store, ahead_ms
+        log.error("clocks_differ", store_ahead_s=ahead_ms // 1000)
+
+
+def _new_by_store() -> str:
+    return first_id(now_ms()) + str(uuid7())[14:]
+
+
+_new: Callable[[], object] = uuid7
+_ahead_ms = 0
 
 
 def arrival_ms(id: str) -> int:  # noqa: A002 - the field's name

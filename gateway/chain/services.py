@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from gateway.alerts.alerts import Alerts
+from gateway.base import ids
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.log import Logger, place_of
 from gateway.config.schema import Config
@@ -113,6 +114,11 @@ class Store:
             return False
         return True
 
+    async def follow_clock(self) -> None:
+        """Let the ids of this process follow the store's clock. Raises `StoreAway`."""
+        seconds, micros = await self.client.call("TIME")
+        ids.follow(int(seconds) * 1000 + int(micros) // 1000)
+
     @classmethod
     @asynccontextmanager
     async def open(cls, config: Config, url: str) -> AsyncIterator[Store]:
@@ -209,10 +215,10 @@ class Services:
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The clock of the machine, or of the store where these differ: see `gateway.base.ids`."""
 
     def time(self) -> float:
-        return time.time()
+        return ids.now_ms() / 1000
 
     def monotonic(self) -> float:
         return time.monotonic()

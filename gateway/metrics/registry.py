@@ -82,6 +82,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "open_streams": Family("gauge", "Upstream responses in progress."),
     "store_call_seconds": Family("histogram", "Seconds until the store replied to a call.", (), STORE_CALL_BOUNDS),
     "store_errors": Family("counter", "Calls that the store did not reply to (away) or refused (error).", ("kind",)),
+    "clock_difference_seconds": Family("gauge", "Seconds between the clocks of gateway and store, 0 below 60.", merge=max),
     "loop_lag_seconds": Family("histogram", "Seconds by which the event loop was late, sampled.", (), STORE_CALL_BOUNDS),
     "usage_log_waiting": Family("gauge", "Entries of the usage log's stream: those that a gateway has not written yet.", merge=max),
     "usage_log_spooled": Family("gauge", "Files of the usage log's spool.", merge=max),

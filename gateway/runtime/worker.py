@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final
 
 from gateway.alerts.alerts import Alerts
+from gateway.base import ids
 from gateway.base.errors import GatewayError
 from gateway.base.log import Logger
 from gateway.chain import loading
@@ -185,7 +186,8 @@ class Maintenance(BackgroundTask):
 
     async def run_once(self) -> None:
         """Do each job once. Log a failure, and go on with the next job."""
-        for work in (self.repeat, self.deliver, self.write_down, self.sweep_in_turn, self.follow_pepper):
+        jobs = (self.repeat, self.deliver, self.write_down, self.sweep_in_turn, self.follow_pepper)
+        for work in (self._store.follow_clock, *jobs):
             try:
                 await work()
             except (GatewayError, OSError) as error:
@@ -258,6 +260,7 @@ class Sampler(BackgroundTask):
         self._metrics.set("open_requests", runner.open)
         self._metrics.set("open_streams", len(runner.failover.relays))
         self._metrics.set("config_generation", self._gateway.chain.generation)
+        self._metrics.set("clock_difference_seconds", abs(ids.ahead_ms()) / 1000)
 
     async def sample_usage_log(self) -> None:
         """Measure how many usage records wait for the sink. Keep the last figures while the store does not answer."""

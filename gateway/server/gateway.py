@@ -16,6 +16,7 @@ from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from gateway.base import ids
 from gateway.base.errors import Refused, unavailable
 from gateway.chain.chain import Chain
 from gateway.chain.services import Services
@@ -196,7 +197,12 @@ class Gateway:
         headers = {"Content-Type": "text/plain"}
         if path == "/readyz":
             headers["x-config-generation"] = str(self.chain.generation)
-        caller.reply(200 if ready else 503, headers, b"ok\n" if ready else b"degraded\n")
+        ok = (
+            f"ok, but the store's clock is {ahead_s} s ahead of this one"
+            if (ahead_s := ids.ahead_ms() // 1000)
+            else "ok"
+        )
+        caller.reply(200 if ready else 503, headers, f"{ok if ready else 'degraded'}\n".encode())
 
     async def check(self, raw: bytes | bytearray, owner: str) -> Body:
         """Return the checked body; `owner` is whose it is. Raises `Refused`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
-from gateway.base.ids import LAST_MS, arrival_ms, check_time, first_id, month, utc
+from gateway.base import ids
+from gateway.base.ids import LAST_MS, arrival_ms, check_time, first_id, month, new_id, utc
 from tests.records import id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
@@ -50,3 +52,17 @@ def test_a_time_is_written_up_to_the_year_9999() -> None:
 
 def test_first_id_separates_the_ids_before_a_time_from_those_at_it() -> None:
     assert id_at(NEW_YEAR_MS - 1) < first_id(NEW_YEAR_MS) < id_at(NEW_YEAR_MS)
+
+
+@pytest.mark.parametrize("ahead_s", [-30 * 86_400, 40 * 86_400])
+def test_ids_follow_the_clock_of_the_store_and_leave_it(monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
+    monkeypatch.setattr(ids, "_new", ids._new)
+    monkeypatch.setattr(ids, "_ahead_ms", 0)
+    now = round(time.time() * 1000)
+    for ahead_ms in (1000 * ahead_s, 0):
+        ids.follow(now + ahead_ms)
+        made = [new_id() for _ in range(1000)]
+        times = list(map(arrival_ms, made))
+        assert (len(set(made)), times) == (1000, sorted(times))
+        assert abs(arrival_ms(made[-1]) - now - ahead_ms) < 30_000
+        assert abs(ids.ahead_ms() - ahead_ms) < 30_000

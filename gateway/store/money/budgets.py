@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gateway.base import ids
 from gateway.base.amounts import amount
 from gateway.domain.budgets import NEVER, Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
@@ -47,11 +47,11 @@ def limits_of(budgets: Sequence[Budget]) -> tuple[Argument, ...]:
 
 
 async def read_budgets(client: Client, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
-    """Return the present count of each budget, by this machine's clock. Raises `StoreAway`."""
+    """Return the present count of each budget, by the clock that ids follow. Raises `StoreAway`."""
     if not budgets:
         return []
     stored = await client.call("HMGET", keys_of(account).wallet, *(budget.field for budget in budgets))
-    now_ms = int(time.time() * 1000)
+    now_ms = ids.now_ms()
     return [_use(budget, text, now_ms) for budget, text in zip(budgets, stored, strict=True)]
 
 

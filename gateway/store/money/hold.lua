@@ -1,6 +1,7 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, the fields of the budgets of account and token, then
 -- their limits, then for each the ends of the last, the current and the next two windows by the gateway's clock)
--- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it and what it counts.
+-- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it and what it counts; with
+-- SKEW the store's time.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local arrived = arrival_ms(request_id)
@@ -64,7 +65,7 @@ if end_in(record) then
   return reply("DONE")
 end
 if math.abs(arrived - now) > skew then
-  return reply("SKEW")
+  return reply("SKEW", digits(now))
 end
 if status ~= "active" then
   return reply("INACTIVE")
@@ -87,7 +88,7 @@ for index = 1, budgets do
       ends = ends or each + 0 > now and each or nil
     end
     if not ends then
-      return reply("SKEW")
+      return reply("SKEW", digits(now))
     end
     account.ends[field], account.sums[field], account.counted[field] = ends, sum, true
   end

@@ -79,7 +79,7 @@ class Hold(StrEnum):
     INACTIVE = "INACTIVE"
     NO_ACCOUNT = "NO_ACCOUNT"
     SKEW = "SKEW"
-    """The time in the request's id is too far from the store's time: the clocks differ, or the request is too old."""
+    """The time in the request's id is too far from the store's time. The ids of later requests follow the store's clock."""
 
 
 class Settle(StrEnum):
@@ -126,7 +126,8 @@ class HoldReply(msgspec.Struct, frozen=True):
     expired: tuple[tuple[str, int], ...] = ()
     """The requests whose expired hold this call ended, and the charge of each."""
     marks: str = ""
-    """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it."""
+    """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it.
+    With `SKEW` the store's time."""
     used: int = 0
     """The present count of the budget that refused the request: micros, or requests."""
 

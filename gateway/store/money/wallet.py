@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.base import crash_points
+from gateway.base import crash_points, ids
 from gateway.base.errors import GatewayError, StoreAway, StoreError
 from gateway.domain.budgets import Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
@@ -136,7 +136,10 @@ class Wallet:
         crash_points.point("hold.before")
 
         async def read(reply: list[Any]) -> None:
-            await then(hold_reply(checked(reply, request_id)))
+            held = hold_reply(checked(reply, request_id))
+            if held.outcome is Hold.SKEW:
+                ids.follow(int(held.marks))
+            await then(held)
 
         return Step(self.scripts["hold"], keys_of(account), (request_id, *terms), read)
 
