@@ -17,8 +17,9 @@
 -- The state has of a credential that an upstream refused 'key:' and its fingerprint: until when it is set aside, since when, and
 -- why; and of one that an operator switched off 'off:' and its fingerprint: since when.
 --
--- `until` is the end of a cool-down. It is deleted only when a call has succeeded after it. A cool-down is firm after repeated
--- failures. A call that no other channel admits is let through while a cool-down is not firm, and whenever it is over.
+-- `until` is the end of a cool-down, and `since` when that was set. It is deleted only when a call has succeeded after it. A
+-- cool-down is firm after repeated failures. A call that no other channel admits is let through while a cool-down is not firm,
+-- and whenever it is over. What was set at a time that is still to come, since the clock was set back, is over as well.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -28,15 +29,15 @@ local function numbers(key, ...)
   return unpack(values)
 end
 
-local function room(slots, calls, concurrent, per_minute)
+local function room(slots, calls, concurrent, per_minute, lease)
   if concurrent > 0 then
     -- when a slot becomes free is not known
-    if redis.call('ZCOUNT', slots, '(' .. now, '+inf') >= concurrent then return 1000 end
+    if redis.call('ZCOUNT', slots, '(' .. now, now + lease) >= concurrent then return 1000 end
   end
   if per_minute > 0 then
     local since = '(' .. now - 60000
-    if redis.call('ZCOUNT', calls, since, '+inf') >= per_minute then
-      return redis.call('ZRANGE', calls, since, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2] + 60000 - now
+    if redis.call('ZCOUNT', calls, since, now) >= per_minute then
+      return redis.call('ZRANGE', calls, since, now, 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2] + 60000 - now
     end
   end
   return 0
@@ -47,6 +48,7 @@ local function take(index, request)
   local lease = tonumber(ARGV[5 * index])
   if tonumber(ARGV[5 * index - 2]) > 0 then
     redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
+    redis.call('ZREMRANGEBYSCORE', slots, '(' .. now + lease, '+inf')
     redis.call('ZADD', slots, now + lease, request)
     if redis.call('PTTL', slots) < lease then redis.call('PEXPIRE', slots, lease) end
   end
@@ -60,15 +62,17 @@ end
 -- Returns for how many ms the channel does not admit a call, whether the call would be its probe, for how long it cools, and
 -- why it does not admit the call.
 local function wait(index, last_resort)
-  local cool_until, probe, disabled = numbers(KEYS[4 * index - 3], 'until', 'probe', 'disabled')
+  local cool_until, probe, disabled, since = numbers(KEYS[4 * index - 3], 'until', 'probe', 'disabled', 'since')
+  if since > now then cool_until = math.min(cool_until, now) end
   local insists = last_resort and ARGV[5 * index + 2] == '1'
   if disabled > 0 then return 60000, false, 0, 'disabled' end
   if cool_until > now and not insists then return cool_until - now, false, 0, 'cooling' end
-  local probed = probe > now
+  local probed = probe > now and probe <= now + ARGV[5 * index + 1]
   if cool_until > 0 and cool_until <= now and probed and not last_resort then
     return 1000, false, 0, 'probing'
   end
-  local full = room(KEYS[4 * index - 2], KEYS[4 * index - 1], tonumber(ARGV[5 * index - 2]), tonumber(ARGV[5 * index - 1]))
+  local concurrent, per_minute, lease = unpack(ARGV, 5 * index - 2, 5 * index)
+  local full = room(KEYS[4 * index - 2], KEYS[4 * index - 1], tonumber(concurrent), tonumber(per_minute), lease)
   return full, cool_until > 0 and cool_until <= now and not probed, math.max(0, cool_until - now), 'full'
 end
 
@@ -107,7 +111,7 @@ end
 local function cool(state, at_least, repeated)
   local streak = redis.call('HINCRBY', state, 'streak', 1)
   local firm = repeated or streak > 1
-  redis.call('HSET', state, 'until', string.format('%.0f', grown(streak, at_least)), 'firm', firm and 1 or 0)
+  redis.call('HSET', state, 'until', string.format('%.0f', grown(streak, at_least)), 'since', now, 'firm', firm and 1 or 0)
   redis.call('HDEL', state, 'probe')
   if firm then redis.call('HDEL', state, 'ok', 'failed', 'ok_before', 'failed_before') end
 end
@@ -138,7 +142,7 @@ local function failing_accounts(key)
       account.before, account.failed = account.turn == turn - 1 and account.failed or 0, 0
       account.turn = account.turn == turn - 1 and turn or account.turn
     end
-    if account.turn == turn or account['until'] + 2 * window > now then
+    if account.turn == turn or account.turn < turn and account['until'] + 2 * window > now then
       accounts[fields[at]], number = account, number + 1
     end
   end
@@ -238,8 +242,9 @@ local function note(state, report)
     if kind:sub(1, 3) == 'in:' and tonumber(value:match(' (%d+)$')) < now then
       redis.call('HDEL', state, fields[at])
     elseif kind == 'key:' then
-      local rest = value:match('^%d+') - now
-      if rest <= 0 then redis.call('HDEL', state, fields[at]) else aside[#aside + 1] = { fields[at]:sub(5), rest } end
+      local ends, since = value:match('^(%d+) (%d+)')
+      local rest = ends - now
+      if rest <= 0 or tonumber(since) > now then redis.call('HDEL', state, fields[at]) else aside[#aside + 1] = { fields[at]:sub(5), rest } end
     elseif kind == 'off:' then
       aside[#aside + 1], off = { fields[at]:sub(5), -1 }, true
     end
@@ -251,9 +256,14 @@ for index, report in ipairs(reports) do
   local state, slots, accounts = KEYS[4 * index - 3], KEYS[4 * index - 2], KEYS[4 * index]
   for _, request in ipairs(report.left) do redis.call('ZREM', slots, request) end
   local aside, off = note(state, report)
-  local before = numbers(state, 'until')
+  local before, since = numbers(state, 'until', 'since')
+  if since > now then
+    before = now
+    redis.call('HSET', state, 'until', now, 'since', now)
+  end
+  redis.call('ZREMRANGEBYSCORE', KEYS[4 * index - 1], '(' .. now, '+inf')
   if report.probe == 'ok' or (report.ok > 0 and before > 0 and before <= now) then
-    redis.call('HDEL', state, 'until', 'probe', 'streak', 'firm')
+    redis.call('HDEL', state, 'until', 'since', 'probe', 'streak', 'firm')
   elseif report.probe == 'failed' then
     cool(state, report.cool_ms, true)
   elseif report.probe == 'void' then
@@ -273,7 +283,7 @@ for index, report in ipairs(reports) do
       if cool_until > now and (firm == 1 or not repeated) then
         -- failures of calls in flight do not extend it, but a request of the upstream does
         if cool_ms > 0 and now + math.min(longest, cool_ms) > cool_until then
-          redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, cool_ms)))
+          redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, cool_ms)), 'since', now)
         end
       elseif cool_ms >= 0 or (repeated and (cool_until == 0 or cool_until > now)) or probes_fail then
         cool(state, math.max(cool_ms, cool_until - now), repeated or probes_fail)

@@ -160,7 +160,7 @@ class Channels:
         if enabled:
             await self._client.call("DEL", accounts)
             await self._client.call(
-                "HDEL", state, "disabled", NOTE, "until", "firm", "probe", "streak", "ok", "failed", "turn"
+                "HDEL", state, "disabled", NOTE, "until", "since", "firm", "probe", "streak", "ok", "failed", "turn"
             )
         else:
             seconds, micros = await self._client.call("TIME")

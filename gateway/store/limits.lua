@@ -56,6 +56,10 @@ end
 local lease_ms, requests_limit, tokens_limit, concurrent = ARGV[4] + 0, ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
 local requests_level = level(requests_kept, requests_at, requests_limit)
 local tokens_level = level(tokens_kept, tokens_at, tokens_limit)
+if math.max(requests_at, tokens_at) > now then -- the clock was set back: from now on what was taken drains again
+  requests_kept, requests_at, tokens_kept, tokens_at = requests_level, now, tokens_level, now
+  fill(requests_kept, requests_at, tokens_kept, tokens_at, tokens_limit)
+end
 if taken then return { '', 0, requests_level, tokens_level } end
 
 local function wait(amount, units, limit)
@@ -75,12 +79,16 @@ end
 local now_ms = math.floor(now / 1000)
 local slots = concurrent > 0 and redis.call('ZCARD', KEYS[2])
 local crowded = slots and slots >= concurrent -- counting those whose lease has expired
-if crowded and redis.call('ZCOUNT', KEYS[2], '(' .. now_ms, '+inf') >= concurrent then
+local latest = lease_ms > 0 and now_ms + lease_ms or '+inf' -- a later end is of a clock that was ahead
+if crowded and redis.call('ZCOUNT', KEYS[2], '(' .. now_ms, latest) >= concurrent then
   return { 'concurrent', 1000, requests_level, tokens_level }, true -- when a slot becomes free is not known
 end
 if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
 if slots then
-  if crowded then redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms) end
+  if crowded then
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms)
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. latest, '+inf')
+  end
   redis.call('ZADD', KEYS[2], now_ms + lease_ms, request_id)
   if slots == 0 or redis.call('PTTL', KEYS[2]) < lease_ms then
     redis.call('PEXPIRE', KEYS[2], lease_ms + RENEW_MS)

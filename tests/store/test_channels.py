@@ -198,6 +198,59 @@ async def test_no_more_a_minute_than_its_limit(channels: Channels, later: Pass) 
     assert (await channels.admit("s", [limits(per_minute=3)])).index == 0
 
 
+@pytest.mark.parametrize("back_ms", [1000, 30_000, 3_600_000, 30 * 86_400_000])
+class TestClockThatIsSetBack:
+    async def test_a_full_minute_is_not_longer(self, channels: Channels, later: Pass, back_ms: int) -> None:
+        for number in range(3):
+            await channels.admit(f"r{number}", [limits(per_minute=3)])
+        await later(-back_ms)
+        assert await reported(channels) is Condition.HEALTHY
+        assert [(await channels.admit(f"s{number}", [limits(per_minute=3)])).index for number in range(4)] == [
+            *(0, 0, 0),
+            None,
+        ]
+        await later(60_000)
+        assert (await channels.admit("t", [limits(per_minute=3)])).index == 0
+
+    async def test_a_cool_down_is_over_and_a_call_probes(self, channels: Channels, later: Pass, back_ms: int) -> None:
+        assert await reported(channels, failed=3) is Condition.COOLING
+        await later(-back_ms)
+        assert (await channels.admit("r", [limits()])).probe
+        assert await reported(channels, ok=1, took_ms=1) is Condition.HEALTHY
+        assert await reported(channels, failed=3) is Condition.COOLING
+        await later(-back_ms)
+        assert await reported(channels) is Condition.PROBING
+        await later(-back_ms)
+        assert (await channels.admit("s", [limits()])).probe
+
+    async def test_a_probe_that_was_lost_and_an_account_that_fails_hold_up_nobody(
+        self, channels: Channels, later: Pass, back_ms: int
+    ) -> None:
+        await reported(channels, failed=3)
+        await later(60)
+        assert (await channels.admit("r", [limits()])).probe
+        await reported(channels, accounts={"alice": AccountReport(failed=3, cool_ms=150)})
+        await later(-back_ms)
+        await later(200)
+        assert (await channels.admit("s", [limits()])).probe
+        status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
+        assert all(each.cool_ms <= 200 for each in status.accounts.values())
+
+    async def test_a_credential_is_used_again(self, channels: Channels, later: Pass, back_ms: int) -> None:
+        refused = {"f00d": "upstream_auth"}
+        await channels.sync("w", {"a": ChannelReport(credentials=refused)})
+        assert channels.credentials.until("a", "f00d") > 0
+        await later(-back_ms)
+        await channels.sync("w", {"a": ChannelReport()})
+        assert channels.credentials.until("a", "f00d") == 0
+
+    async def test_a_slot_that_was_lost_is_free(self, channels: Channels, later: Pass, back_ms: int) -> None:
+        await channels.admit("lost", [limits(concurrent=1)])
+        await later(-back_ms)
+        await later(2 * LEASE)
+        assert (await channels.admit("r", [limits(concurrent=1)])).index == 0
+
+
 async def test_what_is_not_admitted_takes_nothing(channels: Channels, client: Client) -> None:
     await channels.admit("r", [limits(concurrent=1)])
     await channels.admit("s", [limits(concurrent=1, per_minute=5), limits("b", concurrent=2, per_minute=5)])
