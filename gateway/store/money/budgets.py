@@ -58,7 +58,7 @@ async def read_budgets(client: Client, account: str, budgets: Sequence[Budget]) 
 def _use(budget: Budget, stored: bytes | None, now_ms: int) -> BudgetUse:
     ends = [int(end) for end in budget.ends.split()]
     ends_ms, used = map(int, (stored or b"0 0").split())
-    if not now_ms < ends_ms <= ends[-1]:
+    if not now_ms < ends_ms <= next((end for end in ends if end > now_ms + DAY_MS), ends[-1]):
         ends_ms, used = next((end for end in ends if end > now_ms), ends[-1]), 0
     return BudgetUse(budget, used, None if ends_ms == NEVER else ends_ms)
 

@@ -3,6 +3,7 @@
 -- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it and what it counts; with
 -- SKEW the store's time.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
+local DAY = 86400000
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local arrived = arrival_ms(request_id)
 local amount = integer(ARGV[2], 0, MOST, "the amount")
@@ -76,17 +77,22 @@ end
 if account.balance - account.held + credit_line < amount and (amount > 0 or budgets == 0) then
   return reply("FUNDS")
 end
--- A window counts until its end, also where the clock steps back or the time zone changes. One that ends after all of the
--- gateway's is of a clock that was wrong.
+local function first_after(moment, windows)
+  for ends in windows:gmatch("%d+") do
+    if ends + 0 > moment then
+      return ends
+    end
+  end
+end
+
+-- A window counts until its end, also where the clock steps back by hours or the time zone changes. One that begins more than a day
+-- from now is of a clock that was wrong.
 local marks = fields and { text = "", fields = fields, ends = {} }
 for index = 1, budgets do
   local field, windows = fields[index], ARGV[8 + 2 * budgets + index]
   local ends, sum = account.ends[field], account.sums[field]
-  if ends == "" or ends + 0 <= now or not windows:find(ends, 1, true) and ends > windows:sub(-13) then
-    ends, sum = nil, 0
-    for each in windows:gmatch("%d+") do
-      ends = ends or each + 0 > now and each or nil
-    end
+  if ends == "" or ends + 0 <= now or ends ~= windows:sub(15, 27) and ends > (first_after(now + DAY, windows) or ends) then
+    ends, sum = first_after(now, windows), 0
     if not ends then
       return reply("SKEW", digits(now))
     end

@@ -209,6 +209,17 @@ class TestWindows:
         assert reply.outcome is Hold.HELD
         assert await used(client, "D") == 30
 
+    async def test_a_month_that_was_begun_while_the_clock_was_weeks_ahead_is_left(
+        self, client: Client, wallet: Wallet
+    ) -> None:
+        month = budget("month", 30, ends=ends_ms(-24 * 24, 6 * 24, 37 * 24, 68 * 24))
+        for wrong in month.ends.split()[2:]:
+            await client.call("HSET", KEY + "wallet", "M", f"{wrong} 30")
+            (use,) = await wallet.budgets(ACCOUNT, [month])
+            assert (use.used, str(use.ends_ms)) == (0, month.ends.split()[1])
+            reply = await take(wallet, new_request_id(), 30, budgets=[month])
+            assert (reply.outcome, reply.marks) == (Hold.HELD, f"ME{month.ends.split()[1]}")
+
     async def test_a_store_whose_clock_is_after_all_windows_holds_nothing(self, wallet: Wallet) -> None:
         late = budget("day", 30, ends=ends_ms(-4, -3, -2, -1))
         reply = await take(wallet, new_request_id(), 1, budgets=[late])

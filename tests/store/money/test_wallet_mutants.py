@@ -111,12 +111,18 @@ MUTANTS = {
     "a hold that is repeated returns no marks": ('"HELD" or "CONFLICT", hold.marks)', '"HELD" or "CONFLICT")'),
     "budgets are not saved": ("for field in pairs(account.counted) do", "for field in pairs({}) do"),
     "a budget counts one window for ever": ('ends == "" or ends + 0 <= now or', 'ends == "" or'),
-    "a window begins with the sum of the last": ("ends, sum = nil, 0\n", "ends = nil\n"),
+    "a window begins with the sum of the last": (
+        "ends, sum = first_after(now, windows), 0\n",
+        "ends = first_after(now, windows)\n",
+    ),
     "a window that has not ended begins again": (
         'ends == "" or ends + 0 <= now or',
         'ends == "" or not windows:find(ends, 1, true) or',
     ),
-    "a request counts in the latest window": ("ends = ends or each + 0 > now and each or nil", "ends = each"),
+    "a request counts in the latest window": (
+        "ends, sum = first_after(now, windows), 0",
+        "ends, sum = windows:sub(-13), 0",
+    ),
     "what was held in a window that is over is settled in the next": (
         "more ~= 0 and account.ends[field] == marks.ends[index] then",
         "more ~= 0 then",
