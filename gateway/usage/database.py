@@ -124,14 +124,11 @@ class UsageDatabase:
         pages = self._in_all(lambda file: [record_of(row) for row in file.execute(SELECT_OPEN, terms)])
         return [record for page in pages for record in page][:limit]
 
-    def drop_before(self, oldest: str) -> list[str]:
-        """Delete the files of the months before `oldest` (`2026-11`); return those months."""
-        dropped = [month for month in months(self.folder) if month < oldest]
-        for month in dropped:
-            self._close(month)
-            for suffix in (*SUFFIXES, SUSPECT):
-                path_of(self.folder, month, suffix).unlink(missing_ok=True)
-        return dropped
+    def drop(self, month: str) -> None:
+        """Delete the file of a month."""
+        self._close(month)
+        for suffix in (*SUFFIXES, SUSPECT):
+            path_of(self.folder, month, suffix).unlink(missing_ok=True)
 
     def check(self) -> None:
         """Examine the files that readers reported and the files that are open here; set aside each that is damaged on the disk."""
@@ -232,10 +229,9 @@ def months(folder: Path) -> list[str]:
     return sorted(match[1] for match in matches if match)
 
 
-def months_ago(count: int, now: float | None = None) -> str:
-    """Return the month `count` months before the one of `now` (seconds since 1970; UTC)."""
-    moment = time.gmtime(now)
-    year, index = divmod(moment.tm_year * 12 + moment.tm_mon - 1 - count, 12)
+def month_before(month: str, count: int) -> str:
+    """Return the month that is `count` months before one."""
+    year, index = divmod(int(month[:4]) * 12 + int(month[5:]) - 1 - count, 12)
     return f"{year:04d}-{index + 1:02d}"
 
 

@@ -28,7 +28,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from gateway.base.errors import GatewayError, cannot_use
-from gateway.base.ids import arrival_ms
+from gateway.base.ids import arrival_ms, utc
 from gateway.base.log import Logger
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
@@ -36,12 +36,12 @@ from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
 from gateway.usage import gaps
-from gateway.usage.database import UsageDatabase, months_ago
+from gateway.usage.database import UsageDatabase, month_before, months
 from gateway.usage.gap_filling import Filling
 from gateway.usage.gaps import Gap
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
-from gateway.usage.replication import BATCH, About, Reader, gateways_of
+from gateway.usage.replication import BATCH, About, Reader, gateways_of, now_ms
 from gateway.usage.stream import OPEN, id_of, note_late, short, write_lines
 
 log = Logger("gateway.usage.sink")
@@ -55,6 +55,9 @@ LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
 FILL_S: Final = 1.0
+DROPS_AFTER_S: Final = 3600.0
+DROPS_EVERY_S: Final = 86_400.0
+"""One month is dropped in this time, so that a clock that is wrong for long does not take all."""
 
 AT_ONCE: Final = 2000
 LOOKED_UP: Final = 200
@@ -104,6 +107,7 @@ class Sink:
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
+        self._drops_at = time.monotonic() + DROPS_AFTER_S
         self._failing = False
         self._reported: set[Path] = set()
 
@@ -205,7 +209,7 @@ class Sink:
         await asyncio.gather(*(self.usage.client.submit("XADD", self.usage.stream, "*", FIELD, line) for line in lines))
 
     async def _housekeep(self, *, idle: bool) -> bool:
-        """Report a stream that grows, drop old months and, when `idle`, close the requests that never ended.
+        """Report a stream that grows, drop an old month and, when `idle`, close the requests that never ended.
 
         Return whether there is more to read now.
         """
@@ -213,13 +217,26 @@ class Sink:
         waiting = await self.usage.length()
         if waiting > self.usage.max_entries // 10:
             log.error("usage_log_lags", entries=waiting, full_at=self.usage.max_entries)
-        for dropped in self.database.drop_before(months_ago(self._retention_months)):
-            log.info("usage_month_dropped", month=dropped)
+        sure_ms = min(round(time.time() * 1000), await now_ms(self.usage.client))
+        self._drop_oldest(sure_ms)
         return (
             idle
             and not self.usage.spool.count()
-            and await self.close_lost(round((time.time() - self._crashed_after_s) * 1000)) > 0
+            and await self.close_lost(round(sure_ms - self._crashed_after_s * 1000)) > 0
         )
+
+    def _drop_oldest(self, sure_ms: int) -> None:
+        """Drop the oldest month where it is too old at a time that both clocks have reached, and by the newest month with requests.
+
+        It must have been too old for an hour, since a clock that was ahead may have made the newest month, too.
+        """
+        found = months(self.usage.folder)
+        if not found or found[0] >= month_before(min(found[-1], utc(sure_ms)[:7]), self._retention_months):
+            self._drops_at = time.monotonic() + DROPS_AFTER_S
+        elif time.monotonic() >= self._drops_at:
+            self.database.drop(found[0])
+            self._drops_at = time.monotonic() + DROPS_EVERY_S
+            log.warning("usage_month_dropped", month=found[0], newest=found[-1])
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
         """Return the records that can be stored; write the other lines to `unreadable`, so that they stop no others."""

@@ -27,8 +27,8 @@ from gateway.usage.database import (
     UsageDatabase,
     check_files,
     files_aside,
+    month_before,
     months,
-    months_ago,
     path_of,
 )
 from gateway.usage.record import Record
@@ -124,7 +124,7 @@ def test_close_crashed_never_replaces_an_actual_end(database: UsageDatabase) -> 
 def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: UsageDatabase) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new])
-    assert database.drop_before("2027-01") == ["2026-12"]
+    database.drop("2026-12")
     assert sorted(path.name for path in database.folder.glob("usage-2026*")) == []
     assert list(queries.select(database.folder)) == [new]
     database.write([old])
@@ -132,7 +132,7 @@ def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: 
 
 
 def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
-    assert [months_ago(count, NEW_YEAR_MS / 1000) for count in (0, 1, 12, 13)] == [
+    assert [month_before("2027-01", count) for count in (0, 1, 12, 13)] == [
         "2027-01", "2026-12", "2026-01", "2025-12",
     ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from gateway.base.errors import StoreAway
@@ -26,7 +27,7 @@ from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.wallet import Hold, Wallet
 from gateway.usage import queries, replication, sink
-from gateway.usage.database import months, months_ago, path_of
+from gateway.usage.database import months, path_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import Sink
@@ -232,13 +233,76 @@ async def test_a_request_that_never_ended_has_its_account_where_money_was_held(
     assert queries.find(usage.folder, held.id) == end(held, account="rich"), "an actual end that comes late replaces it"
 
 
-async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
-    now, month_s = time.time(), 31 * 86_400
-    await usage.submit_arrival(arrival(id_at(round((now - 15 * month_s) * 1000))))
-    await usage.submit_arrival(arrival(id_at(round((now - 11 * month_s) * 1000))))
-    await drain(sink_of(usage))
-    assert months(usage.folder) == [months_ago(0, now - 11 * month_s)]
+MONTH_S = 31 * 86_400
+
+
+class TestRetention:
+    """Of 13 months; the files are of 16, 15 and 11 months ago, and of now."""
+
+    @pytest.fixture
+    async def kept(self, usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
+        for age in (16, 15, 11):
+            await usage.submit_arrival(arrival(id_at(round((time.time() - age * MONTH_S) * 1000))))
+        await drain(sink_of(usage))
+        return months(usage.folder)
+
+    async def dropped(self, usage: UsageLog, kept: list[str], after_s: float = sink.DROPS_AFTER_S) -> int:
+        """Return how many months go within this time."""
+        worker = sink_of(usage)
+        await drain(worker)
+        worker._drops_at -= after_s
+        await drain(worker)
+        return len([month for month in kept if month not in months(usage.folder)])
+
+    async def test_a_month_a_day_goes_when_it_was_too_old_for_an_hour(self, usage: UsageLog, kept: list[str]) -> None:
+        await usage.submit_arrival(arrival())
+        assert await self.dropped(usage, kept, 0) == 0
+        with structlog.testing.capture_logs() as logs:
+            assert await self.dropped(usage, kept) == 1
+        assert [(each["log_level"], each["month"]) for each in logs if each["event"] == "usage_month_dropped"] == [
+            ("warning", kept[0])
+        ]
+        assert await self.dropped(usage, kept) == 2
+        assert await self.dropped(usage, kept) == 2
+
+    async def test_nothing_goes_unless_both_clocks_and_the_newest_request_say_so(
+        self, usage: UsageLog, kept: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ahead_s = 40 * MONTH_S
+        assert await self.dropped(usage, kept) == 0, "no request is newer"
+        with monkeypatch.context() as patch:
+            real = time.time
+            patch.setattr(time, "time", lambda: real() + ahead_s)
+            assert await self.dropped(usage, kept) == 0, "the gateway's clock alone is ahead"
+        with monkeypatch.context() as patch:
+
+            async def ahead_ms(_: Client) -> int:
+                return round((time.time() + ahead_s) * 1000)
+
+            patch.setattr(sink, "now_ms", ahead_ms)
+            assert await self.dropped(usage, kept) == 0, "the store's clock alone is ahead"
+        await usage.submit_arrival(arrival(id_at(round((time.time() + ahead_s) * 1000))))
+        await drain(sink_of(usage))
+        assert await self.dropped(usage, kept[2:]) == 0, "the newest request alone is ahead"
+
+    async def test_a_clock_that_is_ahead_for_minutes_takes_nothing(
+        self, usage: UsageLog, kept: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def ahead_ms(_: Client) -> int:
+            return round(time.time() * 1000)
+
+        worker = sink_of(usage)
+        with monkeypatch.context() as patch:
+            real = time.time
+            patch.setattr(time, "time", lambda: real() + 40 * MONTH_S)
+            patch.setattr(sink, "now_ms", ahead_ms)
+            await usage.submit_arrival(arrival(id_at(round(time.time() * 1000))))
+            await drain(worker)
+            worker._drops_at -= sink.DROPS_AFTER_S - 60
+            await drain(worker)
+        await drain(worker)
+        assert set(kept) <= set(months(usage.folder))
 
 
 def test_a_request_may_take_as_long_as_the_slowest_channel_and_a_margin() -> None:
