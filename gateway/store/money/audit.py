@@ -113,6 +113,7 @@ class LedgerSums:
         self.wrong: list[str] = []
         self.requests: dict[bytes, Resolved] = {}
         self.budgets = Counter[Window]()
+        self.tokens: list[bytes] = []
 
     @classmethod
     def after(cls, archived: Archived, entries: Iterable[Entry]) -> LedgerSums:
@@ -182,7 +183,7 @@ def violations(snapshot: Snapshot, ledger: LedgerSums, swept_ms: int) -> list[st
     sums = Counter(ledger.budgets)
     for marks, amount in snapshot.marks:
         count(sums, marks, amount)
-    wrong += differences(snapshot.budgets, sums, unread.last_ms)
+    wrong += differences(snapshot.budgets, sums, unread.last_ms, snapshot.now_ms, ledger.tokens)
     overdue = [request_id.decode() for request_id, expiry in snapshot.leases.items() if expiry <= swept_ms]
     wrong += [f"request {request_id} is held past its lease" for request_id in overdue[:MAX_LISTED]]
     return wrong
@@ -208,5 +209,6 @@ async def read_ledger(
             for line, fields in lines:
                 ledger.add(line, fields)
             start = "(" + lines[-1][0].decode()
+        ledger.tokens = await client.call("HKEYS", f"gw:{{{account}}}:tokens")
         if Archived.of(await client.call("HGET", keys.wallet, "archived")) == snapshot.archived:
             return snapshot, ledger

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from gateway.base import ids
@@ -84,16 +84,25 @@ def count(sums: Counter[Window], text: bytes, amount: int) -> None:
         sums[field, int(ends_ms)] += 1 if field.startswith(b"R") else amount
 
 
-def differences(stored: Mapping[Window, int], sums: Counter[Window], unread_ms: int) -> list[str]:
+def differences(
+    stored: Mapping[Window, int], sums: Counter[Window], unread_ms: int, now_ms: int, tokens: Collection[bytes]
+) -> list[str]:
     """Return a sentence for each budget whose sum in the wallet differs from the sum of the ledger and the holds.
 
     `unread_ms`: the time of the last line of the ledger that is not in `sums`, 0 where all are. A window that may have such
-    lines is left out.
+    lines is left out. One that has not ended and is not in the wallet counts nothing; those of other tokens than `tokens` went
+    with their token.
     """
+    known = {field for field, _ in stored}
+    gone = {
+        (field, ends_ms): 0
+        for field, ends_ms in sums
+        if ends_ms > now_ms and field not in known and (len(field) == 1 or field[1:] in tokens)
+    }
     return [
         f"the budget {field.decode()} counts {_shown(field, used)}, "
         f"the ledger and the holds come to {_shown(field, sums[field, ends_ms])}"
-        for (field, ends_ms), used in stored.items()
+        for (field, ends_ms), used in (gone | dict(stored)).items()
         if used != sums[field, ends_ms] and (not unread_ms or ends_ms - LONGEST_MS[field[:1]] > unread_ms)
     ]
 

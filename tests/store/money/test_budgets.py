@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -254,6 +255,24 @@ class TestAudit:
             f"the budget M{TOKEN} counts 0.000041, the ledger and the holds come to 0.000042",
             "the budget R counts 3, the ledger and the holds come to 2",
         ]
+
+    @pytest.mark.parametrize("kind", ALL)
+    async def test_finds_a_sum_that_is_gone(self, client: Client, wallet: Wallet, kind: Kind) -> None:
+        request_id, limited = new_request_id(), [budget(kind, 90), budget(kind, 90, TOKEN)]
+        marks = (await take(wallet, request_id, 30, budgets=limited)).marks
+        await wallet.settle(ACCOUNT, request_id, 12, marks)
+        await client.call("HDEL", KEY + "wallet", FIELDS[kind], FIELDS[kind] + TOKEN)
+        used, due = ("0", "1") if kind == "requests" else ("0.00", "0.000012")
+        gone = "the budget {} counts " + f"{used}, the ledger and the holds come to {due}"
+        assert await wallet.verify(ACCOUNT) == [gone.format(FIELDS[kind])], "the token is gone, too"
+        await client.call("HSET", KEY + "tokens", TOKEN, "{}")
+        assert sorted(await wallet.verify(ACCOUNT)) == [gone.format(FIELDS[kind] + each) for each in ("", TOKEN)]
+
+    async def test_a_sum_of_a_window_that_is_over_may_be_gone(self, client: Client, wallet: Wallet) -> None:
+        await take(wallet, new_request_id(), 30, budgets=[budget("day", 90, ends=ends_ms(-1, 0.0001, 24, 48))])
+        await asyncio.sleep(0.5)
+        await client.call("HDEL", KEY + "wallet", "D")
+        assert await wallet.verify(ACCOUNT) == []
 
     async def test_finds_the_budgets_among_many_requests(self, client: Client, wallet: Wallet) -> None:
         await client.call("HSET", KEY + "wallet", *(f for n in range(3000) for f in (new_request_id(), "1 settle 0")))
