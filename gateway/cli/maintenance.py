@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from gateway.admin.actions.times import UNITS_S
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
 from gateway.base.text import counted
 from gateway.cli.client import account_of, noted
@@ -36,8 +36,8 @@ from gateway.cli.common import (
 )
 from gateway.runtime.data_folder import existing_folder
 from gateway.store import pepper as store_pepper
-from gateway.store.accounts import unknown
-from gateway.store.money.archive import Archive
+from gateway.store.accounts import account_key, unknown
+from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperRecord, PepperSource, checked
 from gateway.store.tokens import made_before
 from gateway.tools.verify import Coverage, charged_in_log, compare, damage, logged
@@ -408,6 +408,10 @@ class VerifyReport(msgspec.Struct):
     damaged: list[str] | msgspec.UnsetType = msgspec.UNSET
     notes: list[str] = []
 
+    def unreadable(self, account: str, error: Exception) -> None:
+        """Note an account that cannot be checked."""
+        self.wrong.append(Problem(account, f"it cannot be checked: {error}"))
+
 
 def verify(
     account: Annotated[str | None, typer.Argument(metavar="ID", help="Check only this account. Default: all.")] = None,
@@ -436,13 +440,18 @@ def verify(
 
 async def _verify_all(settings: Config, only: str | None, folder: Path | None) -> VerifyReport:
     async with store_of(settings) as store:
-        if only is not None and await store.accounts.get(only) is None:
+        if only is not None and not await store.client.call("EXISTS", account_key(only)):
             raise unknown(only)
         coverage = await Coverage.of(store)
         archive = Archive(folder) if folder is not None else None
         report = VerifyReport(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
+
+        def unreadable(account: str, error: StoreError) -> None:
+            if only in (None, account):
+                report.unreadable(account, error)
+
         with progress() as show:
-            async for account in store.accounts.all():
+            async for account in store.accounts.all(unreadable):
                 if only in (None, account.id):
                     await _verify(store, account.id, archive, coverage, report)
                     if text := await store.external_ids.check(account):
@@ -462,7 +471,11 @@ async def _verify(
 ) -> None:
     records = await asyncio.to_thread(logged, coverage.folder, account)
     in_journal = frozenset(settlement.request_id for settlement in store.journal.waiting())
-    audit = await store.wallet.audit(account, archive)
+    try:
+        audit = await store.wallet.audit(account, archive)
+    except (StoreError, ArchiveError) as error:
+        report.unreadable(account, error)
+        return
     compared = await asyncio.to_thread(compare, records, audit, in_journal, coverage)
     report.accounts += 1
     report.lines += audit.lines
@@ -487,7 +500,7 @@ async def _without_account(store: Store) -> list[Problem]:
             f"{requests} requests were charged {micros} micros in the usage log, and the store has no such account",
         )
         for account, (requests, micros) in charged.items()
-        if await store.accounts.get(account) is None
+        if not await store.client.call("EXISTS", account_key(account))
     ]
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from gateway.alerts.alerts import Alerts
 from gateway.base import ids
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, StoreError
 from gateway.base.log import Logger
 from gateway.chain import loading
 from gateway.chain.services import Store, services_of
@@ -231,10 +231,13 @@ class Maintenance(BackgroundTask):
     async def sweep(self) -> None:
         """End every hold whose lease has expired."""
         async for account in self._store.accounts.all():
-            while account.holds and (expired := await self._store.wallet.sweep(account.id)):
-                maintenance_log.warning(
-                    "holds_expired", account=account.id, requests=[request_id for request_id, _ in expired]
-                )
+            try:
+                while account.holds and (expired := await self._store.wallet.sweep(account.id)):
+                    maintenance_log.warning(
+                        "holds_expired", account=account.id, requests=[request_id for request_id, _ in expired]
+                    )
+            except StoreError as error:  # of this account alone
+                maintenance_log.error("account_not_swept", account=account.id, reason=str(error))
 
     async def _run(self) -> None:
         while True:

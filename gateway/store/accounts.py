@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right, insort
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +23,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.base.errors import GatewayError, StoreError
+from gateway.base.log import Logger
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store.client.client import Client, Script
+
+log = Logger("gateway.store.accounts")
 
 MAX_AMOUNT: Final = 2**53 - 1
 """Micros. Larger integers are not exact in a script, whose numbers are doubles."""
@@ -90,6 +93,18 @@ class Account(Profile, frozen=True):
     external_id: str = ""
 
 
+Unreadable = Callable[[str, StoreError], None]
+"""Called with the id of an account that cannot be read, and with why and what to do."""
+
+
+def _refuse(_: str, error: StoreError) -> None:
+    raise error
+
+
+def _log_unreadable(account_id: str, error: StoreError) -> None:
+    log.error("account_unreadable", account=account_id, reason=str(error))
+
+
 class Accounts:
     """The accounts of one store. Every method may also raise `StoreAway`."""
 
@@ -122,15 +137,18 @@ class Accounts:
 
     async def get(self, account_id: str) -> Account | None:
         """Return the account, or None if there is none."""
-        accounts = await self._read([account_id])
+        accounts = await self._read([account_id], _refuse)
         return accounts[0] if accounts else None
 
     async def several(self, ids: Sequence[str]) -> list[Account]:
-        """Return the accounts with these ids, in this order. Ids of accounts that do not exist are left out."""
+        """Return the accounts with these ids, in this order. Those that do not exist, or cannot be read, are left out."""
         return await self._read(ids)
 
-    async def all(self) -> AsyncIterator[Account]:
-        """Yield every account, in no order. One that is created meanwhile may be missing."""
+    async def all(self, unreadable: Unreadable = _log_unreadable) -> AsyncIterator[Account]:
+        """Yield every account, in no order. One that is created meanwhile may be missing.
+
+        Those that cannot be read are left out, and `unreadable` is called for each.
+        """
         seen: set[str] = set()
         page: list[str] = []
         async for key in self._client.keys(account_key("*")):
@@ -139,10 +157,10 @@ class Accounts:
                 seen.add(account_id)
                 page.append(account_id)
             if len(page) == PAGE_SIZE:
-                for account in await self._read(page):
+                for account in await self._read(page, unreadable):
                     yield account
                 page = []
-        for account in await self._read(page):
+        for account in await self._read(page, unreadable):
             yield account
 
     async def change(
@@ -217,15 +235,19 @@ class Accounts:
             await self._client.call("XADD", CHANGED, "MAXLEN", "~", MOST_CHANGED, "*", "account", account_id)
         return bool(reply == b"OK")
 
-    async def _read(self, ids: Sequence[str]) -> list[Account]:
+    async def _read(self, ids: Sequence[str], unreadable: Unreadable = _log_unreadable) -> list[Account]:
         hashes = [self._client.submit("HGETALL", account_key(account_id)) for account_id in ids]
         numbers = [self._client.submit("HGET", wallet_key(account_id), "numbers") for account_id in ids]
-        replies = await asyncio.gather(*hashes, *numbers)
-        return [
-            _with_numbers(profile, stored, fields.get(b"external_id", b"").decode())
-            for account_id, fields, stored in zip(ids, replies[: len(ids)], replies[len(ids) :], strict=True)
-            if (profile := profile_of(account_id, fields)) is not None
-        ]
+        replies = await asyncio.gather(*hashes, *numbers, return_exceptions=True)
+        found = []
+        for account_id, fields, stored in zip(ids, replies[: len(ids)], replies[len(ids) :], strict=True):
+            try:
+                account = _account_of(account_id, fields, stored)
+            except StoreError as error:
+                unreadable(account_id, error)
+            else:
+                found += [account] if account else []
+        return found
 
 
 def account_key(account_id: str) -> str:
@@ -252,6 +274,21 @@ def profile_of(account_id: str, fields: Mapping[bytes, bytes]) -> Profile | None
         _limits(fields[b"limits"]),
         _budgets(stored) if (stored := fields.get(b"budgets")) else NO_BUDGETS,
     )
+
+
+def _account_of(account_id: str, *replies: Any) -> Account | None:
+    """Return the account in the replies to HGETALL of its profile and HGET of its numbers. Raises `StoreError`."""
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            raise reply
+    fields, numbers = replies
+    try:
+        profile = profile_of(account_id, fields)
+        return _with_numbers(profile, numbers, fields.get(b"external_id", b"").decode()) if profile else None
+    except (LookupError, ValueError, msgspec.MsgspecError) as error:
+        raise StoreError(
+            f"{account_key(account_id)} or {wallet_key(account_id)} is not as it was written ({error}): restore the store"
+        ) from None
 
 
 def _with_numbers(profile: Profile, numbers: bytes | None, external_id: str) -> Account:

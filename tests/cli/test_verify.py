@@ -123,6 +123,38 @@ async def test_charges_of_an_account_that_the_store_does_not_have_are_reported(b
     assert (await books.verify("acme"))["wrong"] == []
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("DEL", "gw:{bad}:wallet"), "has no balance in the store"),
+        (("HSET", "gw:{bad}:wallet", "numbers", "1 2"), "is not as it was written"),
+        (("HSET", "gw:{bad}:account", "limits", "{"), "is not as it was written"),
+        (("HSET", "gw:{bad}:account", "status", "odd"), "is not as it was written"),
+        (("HSET", "gw:{bad}:wallet", "archived", "1 2 3"), "the wallet's field `archived` is not as it was written"),
+        (("HSET", "gw:{bad}:wallet", "D", "soon"), "is not as it was written"),
+        (("HSET", "gw:{bad}:credits", "c", "much"), "is not as it was written"),
+        (("XADD", "gw:{bad}:ledger", "*", "kind", "settle"), "is not as it was written"),
+        (("SET", "gw:{bad}:leases", "x"), "WRONGTYPE"),
+    ],
+)
+async def test_what_cannot_be_read_of_one_account_is_named_and_stops_no_other(
+    books: Books, command: tuple[str, ...], named: str
+) -> None:
+    store, client = books.store, books.store.client
+    await store.accounts.create("bad")
+    if command[0] == "SET":
+        await client.call("DEL", command[1])
+    await client.call(*command)
+    await store.accounts.create("zed")
+    await client.call("HSET", "gw:{zed}:wallet", "numbers", "7 0 0 0")
+    wrong = {each["account"]: each["what"] for each in (await books.verify(code=1))["wrong"]}
+    assert sorted(wrong) == ["bad", "zed"]
+    assert named in wrong["bad"]
+    assert wrong["zed"].startswith("the balance is 0.000007")
+    assert (await books.verify("acme"))["wrong"] == []
+    assert "bad" in [each["account"] for each in (await books.verify("bad", code=1))["wrong"]]
+
+
 async def test_a_charge_that_differs_from_its_own_price_is_reported(books: Books) -> None:
     record = await books.request(completion_tokens=43)
     assert await books.wrong() == f"request {record.id} was charged 0.000027, its price and tokens come to 0.000028"

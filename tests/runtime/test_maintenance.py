@@ -45,6 +45,23 @@ async def test_expired_holds_are_ended_and_logged(store: Store, client: Client) 
     assert (line["account"], sorted(line["requests"])) == (ACCOUNT, sorted(request_ids))
 
 
+async def test_an_account_that_cannot_be_read_stops_no_other(store: Store, client: Client) -> None:
+    await expired_holds(store, client)
+    for name, numbers in (("aaa", "0 9 1 1"), ("zzz", "0 9 1 1"), ("bbb", "odd")):
+        await store.accounts.create(name)
+        await client.call("HSET", f"gw:{{{name}}}:wallet", "numbers", numbers)
+        await client.call("ZADD", f"gw:{{{name}}}:leases", 1, new_request_id())
+    with structlog.testing.capture_logs() as logs:
+        await Maintenance(store).run_once()
+    assert await balance_and_held(client) == (100, 0)
+    named = [(each["event"], each["account"]) for each in logs if each["log_level"] == "error"]
+    assert sorted(named) == [
+        ("account_not_swept", "aaa"),
+        ("account_not_swept", "zzz"),
+        ("account_unreadable", "bbb"),
+    ]
+
+
 async def test_of_all_workers_one_sweeps_within_the_interval(store: Store, client: Client) -> None:
     await Maintenance(store).run_once()
     await expired_holds(store, client)

@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway.base.errors import StoreAway
+from gateway.base.errors import StoreAway, StoreError
 from gateway.domain.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store.accounts import Account, AccountError, Accounts, AccountStatus
 from gateway.store.client.client import Client
@@ -117,6 +118,18 @@ async def test_all_accounts_are_listed_once_each_and_nothing_else(accounts: Acco
     await client.call("HSET", "gw:{alice}:tokens", "a", "b")
     listed = [account.id async for account in accounts.all()]
     assert sorted(listed) == sorted(names)
+
+
+async def test_an_account_that_cannot_be_read_is_left_out_and_named(accounts: Accounts, client: Client) -> None:
+    for name in ("alice", "bobby", "carol"):
+        await accounts.create(name)
+    await client.call("DEL", "gw:{bobby}:wallet")
+    with capture_logs() as logs:
+        assert [each.id for each in await accounts.several(["alice", "bobby", "carol"])] == ["alice", "carol"]
+        assert sorted([each.id async for each in accounts.all()]) == ["alice", "carol"]
+    assert [(each["event"], each["account"]) for each in logs] == [("account_unreadable", "bobby")] * 2
+    with pytest.raises(StoreError, match="the account `bobby` has no balance in the store"):
+        await accounts.get("bobby")
 
 
 async def test_a_store_that_is_away_raises_store_away(tmp_path: Path) -> None:

@@ -62,11 +62,16 @@ class Archived(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, field: bytes | None) -> Archived:
-        """Decode the wallet's field `archived`."""
+        """Decode the wallet's field `archived`. Raises `ArchiveError`."""
         if not field:
             return cls()
-        _, lines, total, transactions, credited, last = field.decode().split()
-        return cls(int(lines), int(total), int(transactions), int(credited), last)
+        try:
+            _, lines, total, transactions, credited, last = field.decode().split()
+            return cls(int(lines), int(total), int(transactions), int(credited), last)
+        except ValueError:
+            raise ArchiveError(
+                f"the wallet's field `archived` is not as it was written ({field!r}): restore the store"
+            ) from None
 
     @property
     def field(self) -> str:

@@ -214,15 +214,21 @@ class Wallet:
         return (await self.audit(account)).wrong
 
     async def audit(self, account: str, archive: Archive | None = None) -> AccountAudit:
-        """Sweep the account, then check its balance against its ledger, with the archived lines if an archive is given."""
+        """Sweep the account, then check its balance against its ledger, with the archived lines if an archive is given.
+
+        Raises `StoreError`, and `ArchiveError`, where what is stored of it cannot be read.
+        """
         expired = list[tuple[str, int]]()
         swept_ms, ended = await self._sweep(account)
         while ended:
             expired += ended
             swept_ms, ended = await self._sweep(account)
         read_snapshot = partial(self._call, "snapshot", self._settling, account, account)
-        snapshot, ledger = await read_ledger(self._settling, account, read_snapshot, archive)
-        return AccountAudit.of(snapshot, ledger, swept_ms, expired, await self.dead_letters(account))
+        try:
+            snapshot, ledger = await read_ledger(self._settling, account, read_snapshot, archive)
+            return AccountAudit.of(snapshot, ledger, swept_ms, expired, await self.dead_letters(account))
+        except (LookupError, ValueError) as error:
+            raise StoreError(f"what is stored of it is not as it was written ({error!r}): restore the store") from None
 
     async def _resolve(self, settlement: Settlement) -> Settled:
         try:
