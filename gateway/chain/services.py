@@ -114,11 +114,6 @@ class Store:
             return False
         return True
 
-    async def follow_clock(self) -> None:
-        """Let the ids of this process follow the store's clock. Raises `StoreAway`."""
-        seconds, micros = await self.client.call("TIME")
-        ids.follow(int(seconds) * 1000 + int(micros) // 1000)
-
     @classmethod
     @asynccontextmanager
     async def open(cls, config: Config, url: str) -> AsyncIterator[Store]:

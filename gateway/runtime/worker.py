@@ -187,7 +187,7 @@ class Maintenance(BackgroundTask):
     async def run_once(self) -> None:
         """Do each job once. Log a failure, and go on with the next job."""
         jobs = (self.repeat, self.deliver, self.write_down, self.sweep_in_turn, self.follow_pepper)
-        for work in (self._store.follow_clock, *jobs):
+        for work in (self._store.wallet.follow_clock, *jobs):
             try:
                 await work()
             except (GatewayError, OSError) as error:

@@ -1,7 +1,6 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, the fields of the budgets of account and token, then
 -- their limits, then for each the ends of the last, the current and the next two windows by the gateway's clock)
--- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it and what it counts; with
--- SKEW the store's time.
+-- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it and what it counts.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local DAY = 86400000
 local request_id, fingerprint = ARGV[1], ARGV[5]
@@ -66,7 +65,7 @@ if end_in(record) then
   return reply("DONE")
 end
 if math.abs(arrived - now) > skew then
-  return reply("SKEW", digits(now))
+  return reply("SKEW")
 end
 if status ~= "active" then
   return reply("INACTIVE")
@@ -94,7 +93,7 @@ for index = 1, budgets do
   if ends == "" or ends + 0 <= now or ends ~= windows:sub(15, 27) and ends > (first_after(now + DAY, windows) or ends) then
     ends, sum = first_after(now, windows), 0
     if not ends then
-      return reply("SKEW", digits(now))
+      return reply("SKEW")
     end
     account.ends[field], account.sums[field], account.counted[field] = ends, sum, true
   end

@@ -126,8 +126,7 @@ class HoldReply(msgspec.Struct, frozen=True):
     expired: tuple[tuple[str, int], ...] = ()
     """The requests whose expired hold this call ended, and the charge of each."""
     marks: str = ""
-    """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it.
-    With `SKEW` the store's time."""
+    """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it."""
     used: int = 0
     """The present count of the budget that refused the request: micros, or requests."""
 

@@ -118,6 +118,11 @@ class Wallet:
         attempt = partial(self._call, "extend", self._client, account, request_id, *terms)
         return hold_reply(await retried(attempt, self._client.timeout_s), "extend.after")
 
+    async def follow_clock(self) -> None:
+        """Let the ids of this process follow the store's clock."""
+        seconds, micros = await self._client.call("TIME")
+        ids.follow(int(seconds) * 1000 + int(micros) // 1000)
+
     def hold_step(
         self,
         account: str,
@@ -138,7 +143,7 @@ class Wallet:
         async def read(reply: list[Any]) -> None:
             held = hold_reply(checked(reply, request_id))
             if held.outcome is Hold.SKEW:
-                ids.follow(int(held.marks))
+                await self.follow_clock()
             await then(held)
 
         return Step(self.scripts["hold"], keys_of(account), (request_id, *terms), read)
