@@ -123,6 +123,18 @@ async def test_charges_of_an_account_that_the_store_does_not_have_are_reported(b
     assert (await books.verify("acme"))["wrong"] == []
 
 
+async def test_a_settlement_of_an_earlier_copy_of_the_journal_that_was_charged_is_not_late(books: Books) -> None:
+    record, other = await books.request(), await books.request()
+    # A day later their ends are not kept any more, and a settlement is too late to be known.
+    await books.store.client.call("HDEL", "gw:{acme}:wallet", record.id, other.id)
+    await books.store.client.call("HSET", "gw:{acme}:stale", record.id, CHARGE)
+    report = await books.verify()
+    assert (report["stale"], report["agreed"]) == ([], 2)
+    unknown = id_at(1)
+    await books.store.client.call("HSET", "gw:{acme}:stale", other.id, CHARGE + 1, unknown, 5)
+    assert {each["what"].split()[1] for each in (await books.verify())["stale"]} == {other.id, unknown}
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [

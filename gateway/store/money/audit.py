@@ -75,7 +75,8 @@ class Resolved(msgspec.Struct, frozen=True):
 class AccountAudit(msgspec.Struct, frozen=True):
     """An account at one moment: each violated invariant, in words, and each request of its ledger.
 
-    `expired`: holds whose lease had expired, which the audit ended. `stale`: costs that came too late to be charged.
+    `expired`: holds whose lease had expired, which the audit ended. `stale`: costs that came too late to be
+    charged, and that the ledger does not have.
     `unread`: the archived lines of which only the sums are known.
     """
 
@@ -99,7 +100,8 @@ class AccountAudit(msgspec.Struct, frozen=True):
         """Return the audit of an account that was swept at `swept_ms`."""
         requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
         wrong = violations(snapshot, ledger, swept_ms)
-        return cls(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
+        late = {key: cost for key, cost in stale.items() if key not in requests or requests[key].charged != cost}
+        return cls(wrong, requests, ledger.lines, expired, late, snapshot.now_ms, ledger.unread)
 
 
 class LedgerSums:
