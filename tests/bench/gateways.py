@@ -184,9 +184,6 @@ class Ours(Gateway):
         self.configuration.write_text("\n".join(lines) + "\n")
         if self.token == Gateway.token:
             if not (self.folder / "data").exists():
-                if (
-                    self.checkout / "gateway" / "cli" / "init.py"
-                ).exists():  # earlier versions had no such command, and need none
-                    self.run("init")
+                self.run("init")
                 self.run("account", "create", "bench", "--credit", "1000000")
             self.token = next(word for word in self.run("token", "create", "bench").split() if word.startswith("sk-"))
