@@ -24,6 +24,7 @@ from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.services import Services, Store
 from gateway.chat.answers import WholeAnswer
 from gateway.chat.dialect import ChatRequest
+from gateway.chat.fields import MAY_ALLOW
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
@@ -127,7 +128,8 @@ class _DirectCall:
 
 def chat_request(body: Mapping[str, Any] | None = None, *, model: str = "m", max_tokens: int = 4096) -> ChatRequest:
     """Return what a `Dialect` is given for a request. `body` is merged into a minimal chat completion. Raises `Refused`."""
-    checked = check(msgspec.json.encode({**MINIMAL_BODY, **(body or {})}), BodyRules())
+    rules = BodyRules(allow_fields=frozenset(MAY_ALLOW))
+    checked = check(msgspec.json.encode({**MINIMAL_BODY, **(body or {})}), rules)
     return foreign_chat(checked, model, max_tokens)
 
 

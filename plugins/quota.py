@@ -130,7 +130,9 @@ class Quota(Plugin):
         )
         exchange.charge(self, 0)
         # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
-        exchange[PlacedHold] = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step, budgets)
+        hold = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step, budgets)
+        hold.service_tier = body.service_tier
+        exchange[PlacedHold] = hold
         return step
 
     async def on_failover(self, exchange: Exchange) -> None:
@@ -211,9 +213,9 @@ class Quota(Plugin):
         hold.step.read = None  # it refers to the exchange, which refers to the hold
         if hold.refused or not hold.step.may_have_run:
             return None
-        usage = exchange.usage
-        cost = hold.price.of(usage)
-        price = hold.price.record(usage)
+        usage, served = exchange.usage, self._served(exchange, hold)
+        cost = served.of(usage)
+        price = served.record(usage)
         if hold.extended:
             price["hold_micros"] = hold.amount
         if hold.not_extended:
@@ -245,8 +247,17 @@ class Quota(Plugin):
         price = self.catalogue.price(body.model, caller.group)
         if price is None or not self.catalogue.allows(caller, body.model):
             return None  # `model-routing` refuses the request
+        if body.service_tier:
+            price = price.ordered(body.service_tier)
         full, budgets = await self._most(exchange, price), self.calendar.budgets(caller)
         return (price, full, budgets) if full or budgets else None
+
+    def _served(self, exchange: Exchange, hold: PlacedHold) -> Price:
+        """Return the price of the service tier that the answer names, where the request asked for one."""
+        asked = hold.service_tier
+        price = self.catalogue.price(exchange.model, exchange[Caller].group) if asked else None
+        told = exchange.attempts[-1].service_tier if exchange.attempts else ""
+        return price.served(asked, told) if price else hold.price
 
     async def _most(self, exchange: Exchange, price: Price, billed: int = 0) -> int:
         """Return the most that a request can cost if its failed attempts are billed so many prompt tokens, in micros."""
@@ -276,7 +287,7 @@ class PlacedHold(msgspec.Struct):
 
     `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `refused`: the wallet refused it.
     `extended`: it grew before a further attempt. `not_extended`: the hold that balance and budgets did not cover.
-    `budgets`: those of the caller. `marks`: those that the hold counts in.
+    `budgets`: those of the caller. `marks`: those that the hold counts in. `service_tier`: the one that the request asks for.
     """
 
     account: str
@@ -289,6 +300,7 @@ class PlacedHold(msgspec.Struct):
     marks: str = ""
     extended: bool = False
     not_extended: int = 0
+    service_tier: str = ""
 
     def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int, fitting: Fitting) -> Refused | StoreAway:
         """Return the error for this hold, or its extension, which the wallet refused."""

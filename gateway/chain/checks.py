@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.base.amounts import MICROS
 from gateway.chain.chain import Chain
+from gateway.chat.fields import REMEDIES
 from gateway.chat.prompt import (
     MAX_PARTS,
     MESSAGE_ALLOWANCE,
@@ -26,7 +27,7 @@ from gateway.chat.prompt import (
     TOOLS_ALLOWANCE,
     PartTokens,
 )
-from gateway.chat.request import BodyRules
+from gateway.chat.request import AUTO_TIER, BodyRules
 from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.authorities import imperfections
 from gateway.config.schema import Config
@@ -50,6 +51,12 @@ def mistakes(config: Config, chain: Chain) -> Iterator[str]:
     free = all(model.free for model in config.models.values())
     if not free and not any(isinstance(entry.plugin, Holding) for entry in chain.entries):
         yield "plugins: nothing charges, so every request is free: add `- use: quota` above model-routing"
+    for field in (name for name in config.port.allow_fields if name not in REMEDIES):
+        if passed := [
+            name for name, each in config.channels.items() if not (each.fields and each.fields.replaces(field))
+        ]:
+            text = "changes what upstreams bill, and nothing here has a price for that; `drop` it in channels that may bill it"
+            yield f"port.allow_fields: `{field}` {text}: {listed(passed)}"
     for name, channel in config.channels.items():
         for imperfection in imperfections(channel.trust.context) if channel.trust else ():
             yield f"channels.{name}.ca_file: {imperfection}: trusted here, and refused by most clients from Python 3.13 on"
@@ -145,7 +152,9 @@ def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price
     rules, size = BodyRules(), config.port.max_body
     ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
     failed = (catalogue.attempts(model) - 1) * -(-size // BYTES_PER_TOKEN)
-    return price.most(max_prompt_tokens(size, catalogue.part_tokens[model]), rules.max_n * ceiling, failed)
+    return price.ordered(AUTO_TIER).most(
+        max_prompt_tokens(size, catalogue.part_tokens[model]), rules.max_n * ceiling, failed
+    )
 
 
 def _units(micros: int) -> str:

@@ -272,9 +272,10 @@ class Response(msgspec.Struct, frozen=True):
     @property
     def usage(self) -> ReportedUsage:
         """The usage that the response reports."""
-        reported = ReportedUsage()
-        if counts := sse.read(b"", self.facts).counts:
-            reported.add(counts, final=True)
+        chunk = sse.read(b"", self.facts)
+        reported = ReportedUsage(service_tier=sse.id_text(chunk.service_tier))
+        if chunk.counts:
+            reported.add(chunk.counts, final=True)
         return reported
 
     @property

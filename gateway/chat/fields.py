@@ -1,7 +1,8 @@
 """Names of a body's fields: checked fields, and refused fields that an upstream may read in place of a checked one.
 
 A field in another spelling (`Max_Tokens`), or under another server's name (`n_predict`), passes every check of `max_tokens`
-unseen, and yet decides what an upstream generates. Such fields are refused.
+unseen, and yet decides what an upstream generates. Such fields are refused, and so are those that order what an upstream bills
+beside the tokens, or at another price for them (`UNPRICED`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from gateway.base.errors import Refused
 
 CEILINGS: Final = ("max_tokens", "max_completion_tokens")
-CHECKED: Final = frozenset({"model", "messages", "stream", "stream_options", "temperature", "n", *CEILINGS})
+CHECKED: Final = frozenset(
+    {"model", "messages", "stream", "stream_options", "temperature", "n", "tools", "service_tier", *CEILINGS}
+)
 CHECKED_OPTIONS: Final = frozenset({"include_usage"})
 """The checked fields of `stream_options`."""
 
 COMMON: Final = CHECKED.union(
-    ("top_p", "stop", "seed", "user", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    ("top_p", "stop", "seed", "user", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
     ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
     ("response_format", "reasoning_effort", "metadata", "store"),
 )
@@ -61,6 +66,38 @@ REMEDIES: Final[Mapping[str, str]] = {
 }
 """Advice in place of a field that an upstream would read instead of a checked one, or before it."""
 
+UNPRICED: Final = frozenset(
+    (
+        # OpenAI, Azure OpenAI, xAI, Perplexity: a search for each answer, also where the object is empty.
+        "web_search_options",
+        # OpenAI, OpenRouter, Gemini: sounds and pictures in the answer, whose tokens are dearer.
+        *("modalities", "image_config"),
+        # OpenAI: what its cache keeps for longer is dearer to write.
+        *("prompt_cache_retention", "prompt_cache_options"),
+        # OpenRouter: searches and the reading of files; which of its providers serve, also the dearest.
+        *("plugins", "provider"),
+        # xAI: searches, billed by the source; an answer that is fetched elsewhere, where nothing meters it.
+        *("search_parameters", "deferred"),
+        # Azure OpenAI: searched documents, which become part of the prompt; the reading of pictures.
+        *("data_sources", "enhancements"),
+        # Gemini, ai.google.dev/gemini-api/docs/openai: a stored prompt that is read before this one.
+        *("google", "cached_content"),
+        # Groq: models and tools of its compound systems.
+        "compound_custom",
+        # vLLM: how many tokens a picture or a film becomes; a template that may repeat the prompt.
+        *("mm_processor_kwargs", "media_io_kwargs", "chat_template"),
+        # Anthropic's API behind a translation: faster or local models, containers, tools of other servers.
+        *("speed", "inference_geo", "container", "mcp_servers"),
+        # Alibaba Cloud Model Studio, Baidu Qianfan: searches and a code interpreter.
+        *("enable_search", "search_options", "enable_code_interpreter", "web_search"),
+    )
+)
+"""Fields that change what an upstream bills: no setting of a model has a price for them."""
+ORDERS_NOTHING: Final[tuple[object, ...]] = (None, False, [], ["text"], "standard", "in_memory", "in-memory")
+"""Values with which none of these fields orders anything."""
+MAY_ALLOW: Final = (*REMEDIES, *sorted(UNPRICED), "tools", "service_tier")
+"""Fields that an operator may allow."""
+
 _LETTERS_I: Final = str.maketrans("\u0130\u0131", "ii")
 
 
@@ -86,22 +123,25 @@ def fold_case(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name.translate(_LETTERS_I)).casefold())
 
 
-_LONGEST: Final = max(len(name.replace("_", "")) for name in (*CHECKED, *CHECKED_OPTIONS, *REMEDIES))
+_LONGEST: Final = max(len(name.replace("_", "")) for name in (*CHECKED, *CHECKED_OPTIONS, *REMEDIES, *UNPRICED))
 """A longer name cannot become one of these: no character is dropped after the separators."""
-_FOLDED: Final = {fold(name): name for name in (*CHECKED, *REMEDIES)}
+_FOLDED: Final = {fold(name): name for name in (*CHECKED, *REMEDIES, *UNPRICED)}
 _FOLDED_OPTIONS: Final = {fold(name): name for name in CHECKED_OPTIONS}
 
 
-def check_names(names: Iterable[str], allowed: frozenset[str]) -> None:
-    """Raise `Refused` for a top-level field that an upstream may read in place of a checked one, unless it is `allowed`."""
-    for name in names:
+def check_names(top: Mapping[str, msgspec.Raw], allowed: frozenset[str]) -> None:
+    """Raise `Refused` for a top-level field of `REMEDIES` or `UNPRICED`, unless it is `allowed`, and for another spelling."""
+    for name in top:
         if name in COMMON or name in allowed:
             continue
         known = _FOLDED.get(fold(name), "")
         if known in REMEDIES:
             text = f"upstreams may read it in place of a field that is checked: {REMEDIES[known]} instead"
             raise _refusal(name, "", text)
-        _check_spelling(name, known, "")
+        if known not in UNPRICED:
+            _check_spelling(name, known, "")
+        elif msgspec.json.decode(top[name]) not in ORDERS_NOTHING:
+            raise unpriced(ascii(name[:64])[1:-1], "leave it out")
 
 
 def check_option_names(names: Iterable[str]) -> None:
@@ -116,6 +156,12 @@ def _check_spelling(name: str, known: str, prefix: str) -> None:
         raise _refusal(name, prefix, f"some upstreams take it for '{prefix}{known}': use that name")
     if name == PROTOTYPE:
         raise _refusal(name, prefix, "it changes other fields in upstreams that run JavaScript: leave it out")
+
+
+def unpriced(name: str, remedy: str) -> Refused:
+    """Return the error for a field that changes what the upstream bills, by an amount that this gateway has no price for."""
+    text = f"'{name}' is not accepted, since it changes what the upstream bills, and this model has no price for that"
+    return Refused(400, "unpriced_option", f"{text}: {remedy}.", param=name)
 
 
 def _refusal(name: str, prefix: str, reason: str) -> Refused:

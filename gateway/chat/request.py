@@ -26,8 +26,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.base.errors import GatewayError, Refused
-from gateway.chat.fields import CEILINGS, check_names, check_option_names, fold_case
+from gateway.chat.fields import CEILINGS, check_names, check_option_names, fold_case, unpriced
 from gateway.chat.prompt import (
+    ABSENT,
     DEFAULTS,
     REQUEST_ALLOWANCE,
     Message,
@@ -54,6 +55,32 @@ _number = msgspec.json.Decoder(float | None)
 _integer = msgspec.json.Decoder(int | None)
 _boolean = msgspec.json.Decoder(bool | None)
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_text_or_null = msgspec.json.Decoder(str | None)
+
+DEFAULT_TIER: Final = "default"
+AUTO_TIER: Final = "auto"
+"""The service tier that the upstream chooses."""
+
+
+class _OwnTool(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
+    """A tool that the caller runs. An entry with anything else may be one that the upstream runs, and bills."""
+
+    name: msgspec.Raw = ABSENT
+    description: msgspec.Raw = ABSENT
+    parameters: msgspec.Raw = ABSENT
+    strict: msgspec.Raw = ABSENT
+    cache_control: msgspec.Raw = ABSENT
+
+
+class _Function(_OwnTool, tag="function"):
+    function: msgspec.Raw = ABSENT
+
+
+class _Custom(_OwnTool, tag="custom"):
+    custom: msgspec.Raw = ABSENT
+
+
+_own_tools = msgspec.json.Decoder(list[_Function | _Custom] | None)
 
 FIXED: Final = frozenset({"stream", "stream_options"})
 """How the answer is delivered. The caller reads what it asked for."""
@@ -67,11 +94,13 @@ _one_value: Final = msgspec.json.Decoder(msgspec.Raw)
 class BodyRules(msgspec.Struct, frozen=True):
     """The operator's limits for bodies. `max_output_tokens` is the most that a caller may request of any model.
 
-    `allow_fields`: fields that are accepted although an upstream may read them in place of a checked one.
+    `allow_fields`: fields that are accepted although an upstream may read them in place of a checked one, or bill them.
+    `service_tiers`: the tiers that a model has a price for.
     """
 
     allow_non_streaming: bool = False
     allow_fields: frozenset[str] = frozenset()
+    service_tiers: Mapping[str, Collection[str]] = {}
     max_n: int = 16
     max_output_tokens: int = 1_000_000
     max_depth: int = 100
@@ -95,6 +124,8 @@ class Body(msgspec.Struct, frozen=True):
     prompt_bound: PromptBound
     _stream_options: dict[str, msgspec.Raw]
     _top: dict[str, msgspec.Raw]
+    service_tier: str = ""
+    """What the caller asked for, such as `priority` or `auto`; empty for the default."""
 
     @property
     def top(self) -> Mapping[str, msgspec.Raw]:
@@ -186,6 +217,7 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
     stream = _check_stream(top, rules)
     model = _check_model(top)
     yield
+    _check_tools(top, rules)
     messages = _field(top, "messages", _messages, "a non-empty array of objects, each with a string 'role'")
     if not messages:
         raise _invalid_field(
@@ -208,6 +240,7 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
         prompt_bound=(yield from bound_prompt(raw, top, messages)),
         _stream_options=options,
         _top=top,
+        service_tier=_check_service_tier(top, model, rules),
     )
 
 
@@ -244,6 +277,25 @@ def _check_model(top: dict[str, msgspec.Raw]) -> str:
     if len(model) > MAX_MODEL_NAME_LENGTH or not model.isprintable():
         raise _invalid_field("model", f"'model' must be at most {MAX_MODEL_NAME_LENGTH} printable characters.")
     return model
+
+
+def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules) -> None:
+    if "tools" in top and "tools" not in rules.allow_fields:
+        try:
+            _own_tools.decode(top["tools"])
+        except (msgspec.DecodeError, RecursionError) as error:
+            remedy = f"send an array of `function` and `custom` tools, which you run yourself ({error})"
+            raise unpriced("tools", remedy) from None
+
+
+def _check_service_tier(top: dict[str, msgspec.Raw], model: str, rules: BodyRules) -> str:
+    if "service_tier" not in top:
+        return ""
+    tier = _field(top, "service_tier", _text_or_null, "a string") or DEFAULT_TIER
+    known = (DEFAULT_TIER, AUTO_TIER, *rules.service_tiers.get(model, ()))
+    if tier not in known and "service_tier" not in rules.allow_fields:
+        raise unpriced("service_tier", f"send {' or '.join(known)}, or leave it out")
+    return "" if tier == DEFAULT_TIER else tier
 
 
 def _check_max_tokens(top: dict[str, msgspec.Raw], limit: int) -> int | None:

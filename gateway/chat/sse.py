@@ -103,6 +103,7 @@ class _Chunk(msgspec.Struct):
     usage: msgspec.Raw = _NULL
     error: msgspec.Raw = _NULL
     x_groq: msgspec.Raw = _NULL
+    service_tier: msgspec.Raw = _NULL
 
 
 _NO_GROQ: Final = _Groq()
@@ -117,7 +118,8 @@ class Chunk(msgspec.Struct, frozen=True):
 
     `finished`: the indexes of the choices with a finish reason, as they are in JSON. An empty reason does not count: some
     upstreams send it with every chunk. `empty`: it is an object without a choice. `only_usage`: it is empty, and has usage.
-    `error`: it is an error; `raises`: one in a shape that client libraries recognise. `id`: the completion's, in JSON.
+    `error`: it is an error; `raises`: one in a shape that client libraries recognise. `id`: the completion's, and
+    `service_tier`: the one that it names, both in JSON.
     """
 
     finished: frozenset[bytes] = frozenset()
@@ -127,6 +129,7 @@ class Chunk(msgspec.Struct, frozen=True):
     error: bool = False
     raises: bool = False
     id: bytes = b"null"
+    service_tier: bytes = b"null"
 
 
 TEXT: Final = Chunk()
@@ -154,6 +157,7 @@ def read(name: bytes, data: bytes) -> Chunk:
         empty=empty,
         only_usage=empty and (chunk.usage != _NULL or counts is not None),
         id=bytes(chunk.id),
+        service_tier=bytes(chunk.service_tier),
     )
 
 
@@ -169,6 +173,14 @@ def completion_id(events: bytes) -> str:
         return match[1].decode()
     data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
     return id_text(bytes((_decode(_chunk, data) or _NO_CHUNK).id))
+
+
+def service_tier(events: bytes) -> str:
+    """Return the service tier that the first of some events with data names; empty where it names none."""
+    if events.find(b'"service_tier"') < 0:
+        return ""
+    data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
+    return id_text(bytes((_decode(_chunk, data) or _NO_CHUNK).service_tier))
 
 
 def id_text(value: bytes) -> str:

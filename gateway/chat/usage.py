@@ -117,6 +117,8 @@ class ReportedUsage(msgspec.Struct):
     prompt_final: bool = False
     completion_final: bool = False
     total_final: bool = False
+    service_tier: str = ""
+    """The tier in which the upstream says that it serves the request."""
     of_prompt: Counts = NONE
     """The report that `prompt` is of, with the part of it that was cached."""
     last: Counts = NONE

@@ -20,7 +20,6 @@ from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.text import shown
 from gateway.chain import loading
 from gateway.chain.services import Store, services_of
-from gateway.chat.request import BodyRules
 from gateway.cli.client import account_in
 from gateway.cli.common import (
     ConfigOption,
@@ -327,7 +326,7 @@ def explain(
         raise refuse("the configuration has no models", "not_found")
     chain = loading.build(loaded)
     headers = [("Authorization", f"Bearer {token}")] if token else []
-    rules = BodyRules(allow_non_streaming=loaded.config.port.allow_non_streaming)
+    rules = Catalogue(loaded.config).body_rules(loaded.config.port)
 
     def body(model: str) -> bytes:
         more = {} if max_tokens is None else {"max_tokens": max_tokens}

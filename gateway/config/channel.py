@@ -67,7 +67,7 @@ _NOT_SET: Final[Mapping[str, str]] = {
     **dict.fromkeys(REMEDIES, "upstreams may read it in place of a field by which a request is checked and priced"),
 }
 """Fields of a body that no channel sets, and why."""
-_NOT_DROPPED: Final = CHECKED - {"temperature"}
+_NOT_DROPPED: Final = CHECKED - {"temperature", "tools", "service_tier"}
 _FOLDED: Final = {fold(name): name for name in (*CHECKED, *REMEDIES, PROTOTYPE)}
 
 _SECRET_NAME: Final = re.compile(r"auth|cookie|credential|key|pass|secret|signature|token", re.IGNORECASE)

@@ -6,6 +6,7 @@ No `repr` shows a setting that may hold a credential.
 
 Prices of tokens are currency units per million tokens, `request` is currency units for each request that was answered. A rate that
 is not given is never 0: `cached_input` and `cache_write` fall back to `input`, and each rate of a tier to that of the model.
+`service_tiers` are factors on all of them, by the name of the tier in which an upstream serves a request.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from gateway.base.addresses import network
-from gateway.chat.fields import REMEDIES
+from gateway.chat.fields import MAY_ALLOW
 from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
+from gateway.chat.request import AUTO_TIER, DEFAULT_TIER
 from gateway.config import document
 from gateway.config.channel import WITH_SECRETS, Channel, is_host
 from gateway.config.decode import Bytes, Count, Seconds, SecondsOrNone, Section, convert, is_amount
@@ -156,8 +158,8 @@ class Port(Section, frozen=True):
 
     def __post_init__(self) -> None:
         check_proxies(self.trusted_proxies)
-        if not REMEDIES.keys() >= set(self.allow_fields):
-            raise ValueError(f"allow_fields may name {', '.join(REMEDIES)}; any other field needs no permission")
+        if not set(MAY_ALLOW) >= set(self.allow_fields):
+            raise ValueError(f"allow_fields may name {', '.join(MAY_ALLOW)}; any other field needs no permission")
         check_origins(self.cors_origins)
 
 
@@ -281,7 +283,7 @@ class Tier(Section, frozen=True):
 
 
 class Cost(Section, frozen=True):
-    """What a channel's operator bills for a model."""
+    """What a channel's operator bills for a model. `service_tiers`: None for those of the model."""
 
     input: Decimal
     output: Decimal
@@ -289,10 +291,11 @@ class Cost(Section, frozen=True):
     cache_write: Decimal | None = None
     request: Decimal | None = None
     tiers: tuple[Tier, ...] = ()
+    service_tiers: dict[str, Decimal] | None = None
 
     def __post_init__(self) -> None:
         _check((self.input, self.output, self.cached_input, self.cache_write, self.request))
-        _check_tiers(self.tiers)
+        _check_tiers(self.tiers, self.service_tiers)
 
 
 class Serving(Section, frozen=True):
@@ -325,6 +328,7 @@ class Model(Section, frozen=True):
     cache_write: Decimal | None = None
     request: Decimal | None = None
     tiers: tuple[Tier, ...] = ()
+    service_tiers: dict[str, Decimal] | None = None
     image_tokens: MostTokens = IMAGE_TOKENS
     audio_tokens: MostTokens = AUDIO_TOKENS
     file_tokens: MostTokens = FILE_TOKENS
@@ -332,9 +336,9 @@ class Model(Section, frozen=True):
     def __post_init__(self) -> None:
         given = _check((self.input, self.output, self.cached_input, self.cache_write, self.request))
         unpriced = self.input is None or self.output is None
-        if (given or self.tiers) if self.free else unpriced:
+        if (given or self.tiers or self.service_tiers) if self.free else unpriced:
             raise ValueError("give `input` and `output` prices per million tokens, or `free: true` without them")
-        _check_tiers(self.tiers)
+        _check_tiers(self.tiers, self.service_tiers)
         if not self.channels:
             raise ValueError("channels must name at least one channel")
 
@@ -352,10 +356,15 @@ def _check(prices: Sequence[Decimal | None]) -> int:
     return len(given)
 
 
-def _check_tiers(tiers: Sequence[Tier]) -> None:
+def _check_tiers(tiers: Sequence[Tier], service_tiers: Mapping[str, Decimal] | None) -> None:
     borders = [tier.above for tier in tiers]
     if len(tiers) > MAX_TIERS or borders != sorted(set(borders)):
         raise ValueError(f"tiers must be at most {MAX_TIERS}, each with a larger `above` than the one before")
+    for name, factor in (service_tiers or {}).items():
+        if not re.fullmatch(r"[\w.-]{1,64}", name) or name in (DEFAULT_TIER, AUTO_TIER):
+            raise ValueError("service_tiers are named by letters and digits, and `default` and `auto` need no price")
+        if not (is_amount(factor, 1000) and factor):
+            raise ValueError("service_tiers have factors above 0, 1000 at most, with at most six decimals")
 
 
 SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}

@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from gateway.base.amounts import MICROS
 from gateway.chat.prompt import PartTokens
-from gateway.chat.request import Body
-from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits, Model, time_zone
+from gateway.chat.request import Body, BodyRules
+from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits, Model, Port, time_zone
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
 from gateway.domain.prices import Price, price_of
 
@@ -112,6 +112,11 @@ class Catalogue:
         """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
         return self._candidates[model, group]
 
+    def body_rules(self, port: Port) -> BodyRules:
+        """Return the rules for the bodies that arrive at a port."""
+        tiers = {name: tuple(model.service_tiers) for name, model in self.models.items() if model.service_tiers}
+        return BodyRules(port.allow_non_streaming, frozenset(port.allow_fields), tiers)
+
     def prompt_tokens_bound(self, body: Body) -> int:
         """Return an upper bound of the input tokens of a body for a model of the file, by the bounds of its encoded parts."""
         return body.prompt_tokens_bound(self.part_tokens[body.model])
@@ -137,7 +142,7 @@ class Catalogue:
             if not matches(channels, serving.use):
                 continue
             channel = self.channels[serving.use]
-            cost = None if serving.cost is None else price_of(serving.cost)
+            cost = None if serving.cost is None else price_of(serving.cost, model=model)
             candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens, cost)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))

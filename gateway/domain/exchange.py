@@ -369,8 +369,9 @@ class Attempt(msgspec.Struct):
 
     `upstream_request_id` is from the head of its answer, `completion_id` from the completion itself; bills name either.
     `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
-    `stated_micros` the cost that it states. `dialect`: of an upstream with another API; the answer is written anew then, and else
-    passes byte for byte. `began`, and `failed` where another may follow: `time.monotonic()`.
+    `stated_micros` the cost that it states, `service_tier` the one that its answer names. `dialect`: of an upstream with another
+    API; the answer is written anew then, and else passes byte for byte. `began`, and `failed` where another may follow:
+    `time.monotonic()`.
     """
 
     channel: str
@@ -386,10 +387,13 @@ class Attempt(msgspec.Struct):
     dialect: str = ""
     began: float = 0.0
     failed: float = 0.0
+    service_tier: str = ""
 
     @property
     def cost_micros(self) -> int | None:
-        """Return what the call costs the operator: 0 where it used nothing, None where that is not known."""
+        """Return what the call costs the operator, by the upstream's own word if it states it; None where that is not known."""
+        if self.stated_micros is not None:
+            return self.stated_micros
         if self.usage.source == "none":
             return 0
         return None if self.cost is None else min(self.cost.of(self.usage), LARGEST_COST)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from gateway.base.amounts import MICROS
+from gateway.chat.request import AUTO_TIER, DEFAULT_TIER
 from gateway.chat.usage import Usage
 from gateway.config.schema import Cost, Model, Tier
 
@@ -30,7 +31,8 @@ class Price(msgspec.Struct, frozen=True):
 
     `cached_input` and `cache_write`: of those tokens of the prompt that the upstream read from a cache or wrote to one; by default
     the same as `input`. `request`: micros for an answer. `tiers`: the prices of requests with more than `above` prompt tokens, in
-    ascending order. `most_input` and `most_output`: the highest price of a token here and in the tiers below.
+    ascending order. `most_input` and `most_output`: the highest price of a token here and in the tiers below. `service_tiers`:
+    the factors of the service tiers that have a price, and `service_tier` the one that this is the price of.
     """
 
     input: int
@@ -43,6 +45,8 @@ class Price(msgspec.Struct, frozen=True):
     tiers: tuple[Price, ...] = ()
     most_input: int = 0
     most_output: int = 0
+    service_tiers: tuple[tuple[str, Fraction], ...] = ()
+    service_tier: str = ""
 
     def __post_init__(self) -> None:
         cached = self.input if self.cached_input == AS_INPUT else self.cached_input
@@ -58,6 +62,30 @@ class Price(msgspec.Struct, frozen=True):
             if prompt_tokens > tier.above:
                 return tier
         return self
+
+    def in_tier(self, name: str) -> Price:
+        """Return the price in a service tier; the same for one that has no price of its own."""
+        factor = dict(self.service_tiers).get(name)
+        if factor is None:
+            return self
+        tiers = tuple(
+            msgspec.structs.replace(tier, ratio=tier.ratio * factor, service_tier=name) for tier in self.tiers
+        )
+        return msgspec.structs.replace(self, ratio=self.ratio * factor, service_tier=name, tiers=tiers)
+
+    def ordered(self, asked: str) -> Price:
+        """Return what is held for a request that asks for a service tier: the dearest price that it can get."""
+        names = dict(self.service_tiers) if asked == AUTO_TIER else (asked,)
+        return max((self, *map(self.in_tier, names)), key=lambda price: price.ratio)
+
+    def served(self, asked: str, told: str) -> Price:
+        """Return the price of an answer to such a request. `told`: the tier that it names, empty for none.
+
+        One that names no tier costs what was asked for, and never less than the default.
+        """
+        if told in (DEFAULT_TIER, *dict(self.service_tiers)):
+            return self.in_tier(told)
+        return self if asked == AUTO_TIER else self.ordered(asked)
 
     def of(self, usage: Usage) -> int:
         """Return the cost of `usage` in micros, rounded up."""
@@ -84,7 +112,8 @@ class Price(msgspec.Struct, frozen=True):
     def record(self, usage: Usage) -> dict[str, object]:
         """Return the price of `usage` as it is stored in a usage record, from which a charge can be computed again.
 
-        It has a part where that differs from `input`, `request` where there is an answer, and `above` where it is a tier's.
+        It has a part where that differs from `input`, `request` where there is an answer, and `above` or `service_tier` where it
+        is a tier's.
         """
         price = self.at(usage.tier_tokens) if self.tiers else self
         terms: dict[str, object] = {"input": price.input, "output": price.output, "ratio": str(price.ratio)}
@@ -96,14 +125,19 @@ class Price(msgspec.Struct, frozen=True):
             terms["request"] = price.request
         if price.above:
             terms["above"] = price.above
+        if price.service_tier:
+            terms["service_tier"] = price.service_tier
         return terms
 
     def _rounded(self, amount: int) -> int:
         return -(-amount * self.ratio.numerator // (PER_TOKENS * self.ratio.denominator))
 
 
-def price_of(prices: Model | Cost, ratio: Fraction = ONE) -> Price:
-    """Return the prices of the file in micros. What is not given falls back to the input, a tier's to the model's own."""
+def price_of(prices: Model | Cost, ratio: Fraction = ONE, model: Model | None = None) -> Price:
+    """Return the prices of the file in micros. What is not given falls back to the input, a tier's to the model's own.
+
+    `model`: the one that a cost is of, whose service tiers it has unless it gives its own.
+    """
     base = Tier(1, prices.input or Decimal(0), prices.output or Decimal(0), prices.cached_input, prices.cache_write)
     request = _micros(prices.request or Decimal(0))
     tiers: list[Price] = []
@@ -123,7 +157,9 @@ def price_of(prices: Model | Cost, ratio: Fraction = ONE) -> Price:
         )
         most_input, most_output = price.most_input, price.most_output
         tiers.append(price)
-    return msgspec.structs.replace(tiers[0], tiers=tuple(tiers[1:]))
+    given = model.service_tiers if model and prices.service_tiers is None else prices.service_tiers
+    factors = tuple((name, Fraction(factor)) for name, factor in (given or {}).items())
+    return msgspec.structs.replace(tiers[0], tiers=tuple(tiers[1:]), service_tiers=factors)
 
 
 def price_from(terms: dict[str, object]) -> Price:

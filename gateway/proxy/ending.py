@@ -41,6 +41,9 @@ def meter(
     attempt.usage = reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
     attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
     attempt.stated_micros = reported.last.cost_micros
+    attempt.service_tier = reported.service_tier
+    if candidate.cost is not None:
+        attempt.cost = candidate.cost.in_tier(reported.service_tier)
 
 
 def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidate) -> None:

@@ -229,6 +229,7 @@ class Relay:
         if not first and self.withheld:
             return
         events.completion_id = events.completion_id or sse.completion_id(first)
+        events.usage.service_tier = events.usage.service_tier or sse.service_tier(first)
         self.state = RelayState.RELAYING
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))

@@ -20,7 +20,7 @@ from gateway.base import ids
 from gateway.base.errors import Refused, unavailable
 from gateway.chain.chain import Chain
 from gateway.chain.services import Services
-from gateway.chat.request import Body, BodyRules, check
+from gateway.chat.request import Body, check
 from gateway.config.schema import Port
 from gateway.domain.exchange import Exchange, Operation, Request
 from gateway.domain.facts import Caller
@@ -66,7 +66,7 @@ class Gateway:
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
         self._large_bodies = LargeBodies()
-        self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming, allow_fields=frozenset(port.allow_fields))
+        self._rules = services.catalogue.body_rules(port)
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
         self._unserved: set[asyncio.Task[None]] = set()
@@ -88,6 +88,7 @@ class Gateway:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
         old, self.chain = self.chain, chain
         self.services = services
+        self._rules = services.catalogue.body_rules(self.port)
         self.routes = LocalRoutes(services, self._lookups)
         self.runner.metrics.use(services.catalogue)
         return old

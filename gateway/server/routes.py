@@ -188,6 +188,8 @@ def _pricing(price: Price) -> dict[str, object]:
     pricing: dict[str, object] = {**_rates(price), "request": _text(price.request * PER_TOKENS, price.ratio)}
     if price.tiers:
         pricing["overrides"] = [{"min_prompt_tokens": tier.above + 1, **_rates(tier)} for tier in price.tiers]
+    if price.service_tiers:
+        pricing["service_tiers"] = {name: float(factor) for name, factor in price.service_tiers}
     return pricing
 
 

@@ -117,7 +117,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     "not encoded": saying({"type": "image_url", "image_url": {"url": f"data:image/svg,{LONG}"}}),
     "an address": saying({"type": "image_url", "image_url": {"url": f"https://h/;base64,{LONG}"}}),
     "later in the address": saying({"type": "image_url", "image_url": {"url": f"x data:image/png;base64,{LONG}"}}),
-    "in a tool": {"tools": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}]},
+    "in a tool": {"functions": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}]},
     "in a call": {"messages": [{"role": "assistant", "tool_calls": [{"image_url": {"url": f"data:image/png;base64,{LONG}"}}]}]},
     "in quotes": saying({"type": "text", "text": f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{LONG}"}}}}'}),
     "deeper": saying({"type": "x", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}]}),

@@ -115,7 +115,7 @@ def test_what_a_template_writes_again_counts_what_any_encoder_makes_of_it(ascii_
 
 @pytest.mark.parametrize(("written", "rewritten"), [("1e15", 18), ("1E20", 21), ("-1e+20", 22), ("0.1", 19)])
 def test_numbers_count_with_all_their_digits(written: str, rewritten: int) -> None:
-    plain = raw_of(tools=[{"enum": ["x"]}])
+    plain = raw_of(tools=[{"type": "function", "function": {"enum": ["x"]}}])
     numbers = plain.replace(b'"x"', ",".join([written] * 1000).encode())
     assert bound(numbers).text - bound(plain).text >= 1000 * (rewritten + 2) - 5
 
@@ -182,7 +182,7 @@ LONG_TEXTS: dict[str, dict[str, Any]] = {
     "an address": saying({"type": "image_url", "image_url": {"url": f"https://h/;base64,{PICTURE}"}}),
     "a part in another": saying({"type": "x", "content": [{"type": "image_url", "image_url": {"url": URL}}]}),
     "an unknown part": saying({"type": "image", "image": URL}),
-    "a tool": {"tools": [{"type": "image_url", "image_url": {"url": URL}}]},
+    "a tool": {"tools": [{"type": "function", "function": {"type": "image_url", "image_url": {"url": URL}}}]},
     "a call": {"messages": [{"role": "assistant", "tool_calls": [{"image_url": {"url": URL}}]}]},
     "the first of two members": saying({"type": "image_url", "image_url": {"url": "@"}}),
 }  # fmt: skip
@@ -207,7 +207,7 @@ def test_thousands_of_parts_are_counted_exactly() -> None:
 @settings(deadline=None)
 @given(JSON)
 def test_a_byte_counts_a_bounded_number_of_tokens(value: Any) -> None:
-    raw = raw_of(tools=value)
+    raw = raw_of(tools=[{"type": "custom", "custom": value}])
     extra = MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE + TOOLS_ALLOWANCE
     assert bound(raw).text <= REWRITTEN_TIMES * len(raw) + extra
 
@@ -215,7 +215,7 @@ def test_a_byte_counts_a_bounded_number_of_tokens(value: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": ["<'>" * WINDOW]},
+        {"tools": [{"type": "custom", "custom": "<'>" * WINDOW}]},
         {"messages": [{"role": "user", "content": "\n" * WINDOW}]},
         {"messages": [{"role": "tool", "content": "<" * WINDOW}]},
         saying(*[{"type": "file", "file": {"file_id": "7"}}] * 1000),

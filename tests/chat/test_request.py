@@ -79,7 +79,7 @@ def test_the_prompt_is_bounded_by_the_bytes_of_the_body() -> None:
 
 
 def test_the_estimate_outlives_the_values_of_the_fields() -> None:
-    parsed = checked(body(tools=["x" * 10_000]))
+    parsed = checked(body(functions=["x" * 10_000]))
     estimate = parsed.prompt_tokens_estimate
     parsed.drop_values()
     assert parsed.prompt_tokens_estimate == estimate > 2_000
@@ -347,7 +347,9 @@ def test_a_hundred_levels_are_accepted_and_one_more_is_refused(opened: bytes, cl
 
 def test_many_brackets_side_by_side_or_in_text_are_not_deep() -> None:
     brackets = "[{" * 300
-    tools = [{"function": {"parameters": {"a": [], "b": brackets, "c\\": '"' + brackets, "d": "\\"}}}] * 200
+    tools = [
+        {"type": "function", "function": {"parameters": {"a": [], "b": brackets, "c\\": '"' + brackets, "d": "\\"}}}
+    ] * 200
     assert checked(body(tools=tools, messages=[{"role": "user", "content": brackets}] * 200)).messages == 200
 
 

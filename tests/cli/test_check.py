@@ -134,6 +134,17 @@ def test_a_short_credential_is_a_warning_that_does_not_show_it(tmp_path: Path) -
     assert "ollama" not in out
 
 
+def test_a_field_that_callers_may_send_although_it_is_billed_is_a_warning_unless_the_channel_drops_it(
+    tmp_path: Path,
+) -> None:
+    text = CHAIN + MODELS + "port: {allow_fields: [models, plugins, service_tier]}\n"
+    out, _ = check(file_of(tmp_path, text.replace("'http://h/v1'", "'http://h/v1', drop: [plugins]")), "--json", code=0)
+    assert json.loads(out)["warnings"] == [
+        "port.allow_fields: `service_tier` changes what upstreams bill, and nothing here has a price for that; "
+        "`drop` it in channels that may bill it: up"
+    ]
+
+
 def test_a_database_that_the_store_lacks_is_named_with_its_place(tmp_path: Path, store_url: str) -> None:
     file = file_of(tmp_path, f"{CHAIN}redis: '{store_url}?db=99'\n")
     _, err = check(file, code=2)

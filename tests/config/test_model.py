@@ -13,6 +13,8 @@ from gateway.config.schema import Cost, Model, Serving, Tier, load
 PRICE = "give `input` and `output` prices per million tokens, or `free: true` without them"
 RANGE = "prices must be from 0 to 1000000, with at most six decimals"
 TIERS = "tiers must be at most 16, each with a larger `above` than the one before"
+NAMED = "service_tiers are named by letters and digits, and `default` and `auto` need no price"
+FACTORS = "service_tiers have factors above 0, 1000 at most, with at most six decimals"
 OWN = "a tier needs a price of its own: `input`, `cached_input`, `cache_write` or `output`"
 
 
@@ -53,6 +55,10 @@ def test_what_is_not_given_is_unknown_and_not_0(tmp_path: Path) -> None:
         ("{free: true, cached_input: 0, channels: [up]}", f"models.m: {PRICE}"),
         ("{free: true, request: 0.1, channels: [up]}", f"models.m: {PRICE}"),
         ("{free: true, tiers: [{above: 1, input: 1}], channels: [up]}", f"models.m: {PRICE}"),
+        ("{free: true, service_tiers: {flex: 1}, channels: [up]}", f"models.m: {PRICE}"),
+        ("{input: 1, output: 1, service_tiers: {default: 1}, channels: [up]}", f"models.m: {NAMED}"),
+        ("{input: 1, output: 1, service_tiers: {'a b': 1}, channels: [up]}", f"models.m: {NAMED}"),
+        ("{input: 1, output: 1, service_tiers: {flex: 0}, channels: [up]}", f"models.m: {FACTORS}"),
         ("{input: 1, output: 1, cached_input: -1, channels: [up]}", f"models.m: {RANGE}"),
         ("{input: 1, output: 1, cache_write: 1000001, channels: [up]}", f"models.m: {RANGE}"),
         ("{input: 1, output: 1, request: 0.0000001, channels: [up]}", f"models.m: {RANGE}"),
@@ -82,7 +88,7 @@ def test_what_is_not_given_is_unknown_and_not_0(tmp_path: Path) -> None:
         (
             "{free: true, channels: [{use: up, cost: {input: 1, output: 1, price: 1}}]}",
             "models.m.channels[0].cost.price: unknown setting; "
-            "known here: cache_write, cached_input, input, output, request, tiers",
+            "known here: cache_write, cached_input, input, output, request, service_tiers, tiers",
         ),
         (
             "{free: true, channels: [{use: up, cost: {input: 1, output: 'NaN'}}]}",

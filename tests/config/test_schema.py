@@ -18,6 +18,7 @@ from rich.console import Console
 
 from gateway.base.errors import Misconfigured
 from gateway.chain import loading
+from gateway.chat.fields import UNPRICED
 from gateway.config.channel import Channel, Timers
 from gateway.config.decode import Section
 from gateway.config.document import find, shipped
@@ -81,7 +82,7 @@ WRONG = {
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
     "known here: audio_tokens, cache_write, cached_input, channels, context_length, file_tokens, free, image_tokens, input, "
     "max_output_tokens, "
-    "output, request, tiers",
+    "output, request, service_tiers, tiers",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
     "unknown setting; known here: cost, model, priority, use, weight",
     "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: budgets, channels, enabled, limits, models, ratio",
@@ -101,7 +102,7 @@ WRONG = {
     "models: {m: {input: 0,15, output: 1, channels: [a]}}": "1: models.m.15: unknown setting; "
     "known here: audio_tokens, cache_write, cached_input, channels, context_length, file_tokens, free, image_tokens, input, "
     "max_output_tokens, "
-    "output, request, tiers",
+    "output, request, service_tiers, tiers",
     # Sections that are there and empty
     "port:": f"1: port: {NO_MAPPING}",
     "channels:": "1: channels: must be a mapping of names to settings",
@@ -118,8 +119,8 @@ WRONG = {
     "port: {idle_timeout: 1000000}": "1: port.idle_timeout: must be a number <= 86400",
     "port: {drain: -0.5}": "1: port.drain: must be a number >= 0",
     "port: {allow_fields: [models, temperature]}": "1: port: allow_fields may name n_predict, max_length, max_output_tokens, "
-    "auto_max_new_tokens, n_cmpl, best_of, models, route, preset, fallbacks, user_config, providerOptions, extra_body; any "
-    "other field needs no permission",
+    "auto_max_new_tokens, n_cmpl, best_of, models, route, preset, fallbacks, user_config, providerOptions, extra_body, "
+    f"{', '.join(sorted(UNPRICED))}, tools, service_tier; any other field needs no permission",
     **{
         f"port: {{trusted_proxies: [10.0.0.1, '{wrong}']}}": f"1: port: trusted_proxies[1] {why}"
         for wrong, why in {

@@ -37,6 +37,36 @@ def models(draw: st.DrawFn) -> Model:
     )
 
 
+def test_a_service_tier_is_held_at_the_dearest_that_it_can_be_and_charged_by_the_answer() -> None:
+    tiers = (Tier(1000, Decimal(10)),)
+    factors = {"flex": Decimal("0.5"), "priority": Decimal(2)}
+    price = price_of(Model(["a"], Decimal(1), Decimal(2), tiers=tiers, service_tiers=factors), Fraction(3))
+    assert {asked: price.ordered(asked).ratio for asked in ("", "auto", "flex", "priority")} == {
+        "": 3,
+        "auto": 6,
+        "flex": 3,
+        "priority": 6,
+    }
+    named = {"default": Decimal(1), **factors}
+    unnamed = {"auto": Decimal(1), "flex": Decimal(1), "priority": Decimal(2)}
+    for asked, told, factor in [
+        *((asked, told, factor) for asked in unnamed for told, factor in named.items()),
+        *((asked, told, factor) for asked, factor in unnamed.items() for told in ("", "x")),
+    ]:
+        served, usage = price.served(asked, told), Usage(2000, 7, "upstream")
+        assert served.of(usage) == 3 * factor * (2000 * 10 + 7 * 2)
+        assert served.record(usage)["ratio"] == str(3 * Fraction(factor))
+        assert served.record(usage).get("service_tier") == (told if told in factors else asked if factor == 2 else None)
+        assert price_from(served.record(usage)).of(usage) == served.of(usage)
+
+
+def test_a_cost_has_the_service_tiers_of_its_model_unless_it_gives_its_own() -> None:
+    model = Model(["a"], Decimal(1), Decimal(2), service_tiers={"flex": Decimal("0.5")})
+    assert price_of(Cost(Decimal(1), Decimal(1)), model=model).service_tiers == (("flex", Fraction(1, 2)),)
+    own = Cost(Decimal(1), Decimal(1), service_tiers={"priority": Decimal(3)})
+    assert price_of(own, model=model).service_tiers == (("priority", Fraction(3)),)
+
+
 @st.composite
 def usages(draw: st.DrawFn, most_prompt: int = 300_000, most_output: int = 300_000) -> Usage:
     """The usage of one attempt, within bounds."""

@@ -101,7 +101,7 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         upstream_request_id="req-1",
         attempts=[
             AttemptRecord("b", 429, "upstream_rate_limited", 0),
-            AttemptRecord("c", 200, "", 73, "req-1", "cmpl-1"),
+            AttemptRecord("c", 200, "", 99, "req-1", "cmpl-1"),
         ],
         status=200,
         outcome=Outcome.CALLER_GONE,
@@ -118,8 +118,8 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         config=7,
         cached_tokens=4,
         cache_write_tokens=2,
-        cost_micros=73,
-        margin_micros=50,
+        cost_micros=99,
+        margin_micros=24,
         cost_price={
             "input": 3_000_000,
             "output": 1_000_000,

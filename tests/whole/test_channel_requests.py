@@ -51,7 +51,7 @@ async def test_what_is_sent_and_that_no_secret_comes_back(
     answers: list[list[Step]] = [[CHUNKED + chunk(echo) + LAST], failed(400), failed(503)]
     async with Scripted(*answers) as upstream, running(yaml(upstream.base_url), tmp_path, store_url) as gateway:
         token = await gateway.token()
-        asked: dict[str, Any] = {"seed": 7, "Provider": "mine", "top_p": 0.5}
+        asked: dict[str, Any] = {"seed": 7, "Padding": "mine", "top_p": 0.5}
         shown = [(await ask(gateway.port, chat(token, asked))).body for _ in answers]
         assert b"[redacted]" in shown[0]
         assert b"bad: [redacted] [redacted]" in shown[1]
@@ -69,7 +69,7 @@ async def test_what_is_sent_and_that_no_secret_comes_back(
         assert "authorization" not in head.lower()
         fields = json.loads(sent)
         assert (fields["provider"], fields["padding"], fields["top_p"]) == ({"token": BODY}, "x" * 1000, 0.5)
-        assert not {"seed", "Provider"} & fields.keys()
+        assert not {"seed", "Padding"} & fields.keys()
 
 
 async def test_what_a_channel_adds_is_held(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,11 @@ async def test_a_stream_is_charged_part_by_part_and_its_record_says_from_what(
             "cache_write": 12_500_000,
             "request": 500,
         }
-        cost = 20 * 4 + 24 + 20 * 4 + 25 * 8
+        cost = 444  # as the upstream states it; by the prices of the channel it is 384
         assert (record.cost_micros, record.margin_micros) == (cost, due - cost)
         assert record.cost_price == {"input": 4_000_000, "output": 8_000_000, "ratio": "1", "cached_input": 400_000}
         assert record.attempts == [AttemptRecord("fake", 200, "", cost)]
-        assert record.upstream_cost_micros == 444
+        assert record.upstream_cost_micros == cost
         assert record.upstream_usage.startswith('{"prompt_tokens":100, "completion_tokens":5')
         assert "channel-credential-4711" not in record.upstream_usage
         assert len(record.upstream_usage) < len(USAGE)
@@ -131,7 +131,7 @@ async def test_each_attempt_costs_what_its_own_channel_bills(
         async with running(text, tmp_path, store_url) as gateway:
             await ask(gateway.port, chat(await gateway.token()))
             record = await last_end_record(gateway)
-    estimate, spare = record.prompt_tokens - 100, 384
+    estimate, spare = record.prompt_tokens - 100, 444
     assert [attempt.channel for attempt in record.attempts] == ["fake", "spare"]
     assert record.attempts[1].cost_micros == spare
     assert record.attempts[0].cost_micros == (estimate * 1000 if known else None)
@@ -151,7 +151,69 @@ async def test_a_free_model_has_its_cost(store_url: str, client: Client, tmp_pat
             await ask(gateway.port, chat(await gateway.token()))
             record = await last_end_record(gateway)
             assert (record.outcome, record.charge_micros) == (Outcome.COMPLETED, 0)
-            assert (record.cost_micros, record.margin_micros) == (384, -384)
+            assert (record.cost_micros, record.margin_micros) == (444, -444)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "told", "factor"),
+    [
+        (None, "priority", 1),
+        ("default", "default", 1),
+        ("auto", "default", 1),
+        ("auto", "priority", 2),
+        ("auto", None, 1),
+        ("flex", "flex", 0.5),
+        ("flex", None, 1),
+        ("priority", "priority", 2),
+        ("priority", "default", 1),
+        ("priority", "premium", 2),
+        ("scale", None, 0),
+    ],
+)
+async def test_a_request_is_charged_by_the_service_tier_that_served_it(
+    asked: str | None, told: str | None, factor: float, stream: bool, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    tier = f',"service_tier":{json.dumps(told)}'
+    usage = '{"prompt_tokens":10,"completion_tokens":5}'
+    script = answer(usage + tier)
+    if not stream:
+        message = '{"index":0,"message":{"content":"hi","service_tier":"flex"},"finish_reason":"stop"}'
+        whole = f'{{"choices":[{message}],"metadata":{{"service_tier":"flex"}},"usage":{usage}{tier}}}'.encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        script = [head % len(whole) + whole]
+    async with Scripted(script) as upstream:
+        own = "input: 10, output: 20, service_tiers: {flex: 0.5, priority: 2}, max_output_tokens: 100"
+        text = configuration(upstream.base_url, more="port: {allow_non_streaming: true}").replace(
+            f"words: {PLAIN}", f"words: {{{own}, channels: [{{use: fake, cost: {{input: 1, output: 2}}}}]}}"
+        )
+        async with running(text, tmp_path, store_url) as gateway:
+            body = {"stream": stream, **({} if asked is None else {"service_tier": asked})}
+            response = await ask(gateway.port, chat(await gateway.token(), body))
+            record = await last_end_record(gateway)
+            if not factor:
+                error = json.loads(response.body)["error"]
+                assert (response.status, error["code"], error["param"]) == (400, "unpriced_option", "service_tier")
+                assert not upstream.requests
+                return
+            assert record.charge_micros == 200 * factor == await charged(gateway)
+            billed = {"flex": 0.5, "priority": 2}.get(told or "", 1)
+            assert record.cost_micros == 20 * billed
+    assert_can_be_computed_again(tmp_path / "again", record)
+
+
+async def test_a_stream_that_breaks_off_is_charged_by_the_tier_that_it_began_with(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    text = '{"choices":[{"index":0,"delta":{"content":"hello hello"},"finish_reason":null}],"service_tier":"flex"}'
+    async with Scripted([CHUNKED + chunk(f"data: {text}\n\n".encode()), 0.05, Reset]) as upstream:
+        own = "input: 10, output: 20, service_tiers: {flex: 0.5}, max_output_tokens: 100, channels: [fake]"
+        configured = configuration(upstream.base_url).replace(f"words: {PLAIN}", f"words: {{{own}}}")
+        async with running(configured, tmp_path, store_url) as gateway:
+            await ask(gateway.port, chat(await gateway.token(), {"service_tier": "flex"}))
+            record = await last_end_record(gateway)
+    assert record.price["ratio"] == "1/2"
+    assert record.charge_micros == record.prompt_tokens * 5 + record.completion_tokens * 10
 
 
 async def test_a_refused_request_costs_nothing(store_url: str, client: Client, tmp_path: Path) -> None:

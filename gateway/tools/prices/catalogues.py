@@ -214,7 +214,8 @@ def _priced(base: Rates, tiers: dict[int, Rates], notes: list[str]) -> Priced:
         own = _without_zeros(rates, notes, rates.get("input", base["input"]))
         if any(base.get(name) != price for name, price in own.items()):
             kept.append(Tier(above=border, **own))
-    return Priced(Cost(**_without_zeros(base, notes, base["input"]), tiers=tuple(kept)), tuple(dict.fromkeys(notes)))
+    listed = Cost(**_without_zeros(base, notes, base["input"]), tiers=tuple(kept), service_tiers=None)
+    return Priced(listed, tuple(dict.fromkeys(notes)))
 
 
 def _without_zeros(rates: Rates, notes: list[str], full: Decimal) -> Rates:

@@ -22,7 +22,8 @@ def cost(
     tiers: tuple[Tier, ...] = (),
 ) -> Cost:
     given = {name: Decimal(text) for name, text in (("cached_input", cached), ("cache_write", write)) if text}
-    return Cost(Decimal(input), Decimal(output), **given, request=Decimal(request) if request else None, tiers=tiers)
+    per_request = Decimal(request) if request else None
+    return Cost(Decimal(input), Decimal(output), **given, request=per_request, tiers=tiers, service_tiers=None)
 
 
 def tier(above: int, input: str, output: str, cached: str = "", write: str = "") -> Tier:  # noqa: A002
