@@ -86,7 +86,7 @@ class FakeUpstream:
     async def start(self) -> None:
         """Listen. Raises `OSError` if the port is taken."""
         self._runner = web.AppRunner(
-            self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.2
+            self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.2, auto_decompress=False
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()

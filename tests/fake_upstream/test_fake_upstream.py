@@ -376,6 +376,15 @@ async def test_gzip_compresses_without_being_asked(ask: Asking) -> None:
     assert text_of(chunks_of(gzip.decompress(body))) == FOUR_WORDS
 
 
+async def test_a_body_is_not_decompressed() -> None:
+    packed = gzip.compress(b"{}")
+    async with FakeUpstream() as upstream, aiohttp.ClientSession() as session:
+        url = f"{upstream.base_url}/chat/completions"
+        async with session.post(url, data=packed, headers={"Content-Encoding": "gzip"}) as response:
+            assert response.status == 400
+        assert upstream.requests[-1].body == packed
+
+
 async def test_redirect_points_elsewhere_on_the_same_host(ask: Asking) -> None:
     async with ask("redirect") as response:
         assert (response.status, response.headers["Location"]) == (307, "/v1/elsewhere")

@@ -125,7 +125,8 @@ class AdminConnection(web.RequestHandler):
     __slots__ = ("_busy", "_connections", "_head_timer", "_slot", "_stalled_timer")
 
     def __init__(self, server: web.Server, *, connections: Connections, slot: Slot, **settings: Any) -> None:
-        super().__init__(server, keepalive_timeout=IDLE_S, **settings)
+        # A body is read as it came: one that is refused is read and thrown away, and would be decompressed for it.
+        super().__init__(server, keepalive_timeout=IDLE_S, auto_decompress=False, **settings)
         self._connections = connections
         self._slot = slot
         self._busy = False

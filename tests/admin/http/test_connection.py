@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -63,6 +64,26 @@ async def health(number: int, address: str) -> int:
         session.get(f"http://127.0.0.1:{number}/healthz") as response,
     ):
         return response.status
+
+
+class Echo:
+    """A site that answers with the body that it read, as both ports of the operator's process serve theirs."""
+
+    def application(self) -> web.Application:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(body=await request.read())
+
+        application = web.Application()
+        application.router.add_post("/", answer)
+        return application
+
+
+@pytest.mark.parametrize("body", [gzip.compress(bytes(1000)), b"no gzip"])
+async def test_a_body_is_not_decompressed(body: bytes) -> None:
+    async with port.serving(Echo(), "127.0.0.1:0") as number, ClientSession() as session:
+        headers = {"Content-Encoding": "gzip"}
+        async with session.post(f"http://127.0.0.1:{number}/", data=body, headers=headers) as response:
+            assert (response.status, await response.read()) == (200, body)
 
 
 async def test_an_address_has_half_of_the_connections_that_wait(number: int) -> None:
