@@ -63,7 +63,8 @@ class Refused(GatewayError):
     too. `details` are further fields of the error for programs, numbers or text. Raises `TypeError` or `ValueError` for
     arguments that no caller could be sent.
 
-    `unavailable` is for the record alone: why each channel could not be called, by the channel's name.
+    `unavailable` is for the record alone: why each channel could not be called, by the channel's name. `counted_as` is for the
+    metrics: what stands for a code that an upstream chose; empty for the code itself.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Refused(GatewayError):
         self.extra_headers = headers or {}
         self.details = details
         self.unavailable: dict[str, str] = {}
+        self.counted_as = ""
 
     def __repr__(self) -> str:
         return f"Refused({self.status}, {self.code!r}, {self.message!r})"

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -104,7 +105,8 @@ class Metrics:
         self.shared = shared
         self.own = OwnMetrics(shared)
         """What plugins count of their own."""
-        self._codes: set[str] = set()
+        self._codes: defaultdict[str, set[str]] = defaultdict(set)
+        """The codes that are labels, by the plugin that refused: none of them takes the place of another's, or of the gateway's."""
         self._series: dict[SeriesKey, Series] = {}
         self.channels = ChannelMetrics(shared)
         if catalogue is not None:
@@ -165,7 +167,7 @@ class Metrics:
         if exchange.outcome is not Outcome.COMPLETED or len(exchange.attempts) > 1:
             self.channels.failed(exchange)
         if exchange.error is not None:
-            self._count_error(exchange.error.code, exchange.refused_by)
+            self._count_error(exchange.error.counted_as or exchange.error.code, exchange.refused_by)
 
     def count(self, name: str, *labels: str) -> None:
         """Add one to a counter."""
@@ -198,10 +200,11 @@ class Metrics:
 
     def _count_error(self, code: str, plugin: str) -> None:
         code = _text(code)[:MAX_CODE]
-        if code not in self._codes:
-            if len(self._codes) >= MAX_CODES:
+        codes = self._codes[plugin]
+        if code not in codes:
+            if len(codes) >= MAX_CODES:
                 code = OTHER
-            self._codes.add(code)
+            codes.add(code)
         self.count("errors", code, plugin or NONE)
 
     def _add(self, key: SeriesKey) -> Series:

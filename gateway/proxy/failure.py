@@ -182,7 +182,9 @@ def _passed_on(status: int, detail: Mapping[str, str], advice: bool | None) -> R
     """Return the upstream's own error, or one of the same status where it has no text that can be shown."""
     if message := detail.get("message"):
         code, kind, param = detail.get("code"), detail.get("type"), detail.get("param")
-        return Refused(status, code or "upstream_refused", message, type=kind, param=param, should_retry=advice)
+        error = Refused(status, code or "upstream_refused", message, type=kind, param=param, should_retry=advice)
+        error.counted_as = "upstream_refused"
+        return error
     if status == 413:
         text = "The request is larger than the upstream accepts. Shorten the messages."
         return Refused(status, "body_too_large", text, should_retry=advice)

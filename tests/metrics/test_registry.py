@@ -17,6 +17,7 @@ from gateway.domain.prices import Price
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
+from gateway.proxy.failure import of_answer
 from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.metrics.scrape import scrape, value
@@ -138,6 +139,24 @@ def test_invented_error_codes_are_bounded() -> None:
     samples = scrape(shared)
     errors = [count for (name, _), count in samples.items() if name == "errors_total"]
     assert (len(errors), sum(errors)) == (65, 1000)
+
+
+def test_codes_of_upstreams_and_of_plugins_take_no_place_of_the_gateways_own() -> None:
+    shared = SharedNumbers()
+    metrics = Metrics(shared, CATALOGUE)
+    for number in range(70):
+        one = refused("", "")
+        one.error = of_answer(400, {}, b'{"error":{"message":"no","code":"code_%d"}}' % number, ()).error
+        assert one.error.code == f"code_{number}"
+        metrics.ended(one)
+        metrics.ended(refused(f"code_{number}", "mine"))
+    metrics.ended(refused("insufficient_balance", "quota"))
+    metrics.ended(refused("unknown_path"))
+    samples = scrape(shared)
+    assert value(samples, "errors_total", code="upstream_refused", plugin="none") == 70
+    assert value(samples, "errors_total", code="other", plugin="mine") == 6
+    assert value(samples, "errors_total", code="insufficient_balance", plugin="quota") == 1
+    assert value(samples, "errors_total", code="unknown_path", plugin="none") == 1
 
 
 def test_a_reload_is_counted_and_its_result_kept() -> None:
