@@ -96,7 +96,7 @@ def disable(
     async def work(client: ActionClient) -> None:
         from gateway.admin.actions import channels
 
-        await channels.disable(client, name, body=channels.Reason(reason))
+        await channels.disable(client, name, body=channels.DisablingReason(reason))
 
     run_with_client(config, api, work)
     typer.echo(f"{name} is disabled; gateways notice within a second")

@@ -61,7 +61,7 @@ class ChannelNow(msgspec.Struct, frozen=True):
     request: str
 
 
-class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DisablingReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why a channel is disabled."""
 
     reason: Annotated[str, msgspec.Meta(max_length=MOST_REASON)] = ""
@@ -106,7 +106,7 @@ async def read(client: LocalClient, name: str) -> ChannelNow:
 
 
 @action("POST", "/channels/{name}/disable", Scope.CHANNELS)
-async def disable(client: LocalClient, name: str, body: Reason) -> ChannelNow:
+async def disable(client: LocalClient, name: str, body: DisablingReason) -> ChannelNow:
     """Disable a channel: it gets no new requests until it is enabled. Open streams continue. Gateways notice within a second."""
     return await _switch(client, name, enabled=False, reason=body.reason)
 

@@ -22,7 +22,7 @@ from gateway.admin.actions import (
 )
 from gateway.admin.actions.accounts import AccountChange, NewAccount
 from gateway.admin.actions.action import Action, Scope
-from gateway.admin.actions.channels import ChannelTest, Reason, Switch
+from gateway.admin.actions.channels import ChannelTest, DisablingReason, Switch
 from gateway.admin.actions.imports import AccountRow, AccountRows, CreditRow, CreditRows
 from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
 from gateway.admin.actions.links import NewLink
@@ -90,7 +90,7 @@ EXAMPLES: Final[Mapping[str, msgspec.Struct]] = {
     tokens.create.name: NewToken("laptop", expires_at=DAY_2027, models=("gpt-*",)),
     tokens.change.name: TokenChange(name="old laptop", expires_at=None),
     tokens.rotate.name: Rotation(86_400),
-    channels.disable.name: Reason("maintenance until noon"),
+    channels.disable.name: DisablingReason("maintenance until noon"),
     channels.credential.name: Switch("off"),
     channels.test.name: ChannelTest("gpt-4o-mini"),
     management_tokens.create.name: NewManagementToken("the shop", (Scope.ACCOUNTS, Scope.TOKENS, Scope.MONEY)),

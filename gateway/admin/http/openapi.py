@@ -62,7 +62,7 @@ class ErrorDetail(msgspec.Struct):
     request_id: str
 
 
-class Error(msgspec.Struct):
+class ErrorAnswer(msgspec.Struct):
     """The answer to a request that is refused or failed."""
 
     error: ErrorDetail
@@ -78,7 +78,12 @@ def described(actions: Iterable[Action[Any, Any]]) -> dict[str, Any]:
     """Return the description of some actions."""
     actions = tuple(actions)
     types = [kind for each in actions for kind in (each.body, each.returns) if kind is not None and not _format(kind)]
-    _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE, schema_hook=_anything)
+    _, schemas = msgspec.json.schema_components([*types, ErrorAnswer], ref_template=REFERENCE, schema_hook=_anything)
+    bodies = [each.body for each in actions if each.body is not None]
+    _, sent = msgspec.json.schema_components(bodies, ref_template=REFERENCE, schema_hook=_anything)
+    for name in sent:  # generators of clients take a field with a default for one that is always there
+        for field in schemas[name].get("properties", {}).values():
+            field.pop("default", None)
     paths: dict[str, dict[str, Any]] = {}
     for action in actions:
         paths.setdefault(PREFIX + action.path, {})[action.method.lower()] = _action(action)
@@ -186,7 +191,7 @@ def _anything(kind: type) -> dict[str, Any]:
 
 
 def _error(text: str) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": _schema(Error)}}}
+    return {"description": text, "content": {"application/json": {"schema": _schema(ErrorAnswer)}}}
 
 
 def _schema(kind: Any) -> Any:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from gateway.admin.actions import channels, served
-from gateway.admin.actions.channels import ChannelTest, ChannelTestResult, Reason, Switch
+from gateway.admin.actions.channels import ChannelTest, ChannelTestResult, DisablingReason, Switch
 from gateway.admin.pages.accounts import problem_of
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
@@ -45,7 +45,7 @@ async def index(
 async def disable(view: View) -> web.StreamResponse:
     """Call a channel no more."""
     try:
-        await channels.disable(view.client, view.path["name"], body=body(Reason, reason=view.form["reason"]))
+        await channels.disable(view.client, view.path["name"], body=body(DisablingReason, reason=view.form["reason"]))
     except GatewayError as error:
         return await _refused(view, error)
     return view.go("/channels", "channel-disabled")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.admin.actions import channels
-from gateway.admin.actions.channels import ChannelTest, Reason, Switch
+from gateway.admin.actions.channels import ChannelTest, DisablingReason, Switch
 from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import GatewayError
 from gateway.store.channels import ChannelReport, Condition, fingerprint_of
@@ -39,7 +39,7 @@ async def test_a_channel_is_shown_with_its_condition_and_its_credentials_by_numb
 
 
 async def test_a_channel_is_disabled_with_who_and_why_and_enabled(local_client: LocalClient) -> None:
-    disabled = await channels.disable(local_client, "one", body=Reason("invoice unpaid"))
+    disabled = await channels.disable(local_client, "one", body=DisablingReason("invoice unpaid"))
     assert disabled == await channels.read(local_client, "one")
     assert disabled.condition is Condition.DISABLED
     assert disabled.disabling is not None
@@ -47,7 +47,7 @@ async def test_a_channel_is_disabled_with_who_and_why_and_enabled(local_client: 
     assert (await channels.enable(local_client, "one")).condition is Condition.HEALTHY
     for work in (
         channels.read(local_client, "none"),
-        channels.disable(local_client, "none", body=Reason()),
+        channels.disable(local_client, "none", body=DisablingReason()),
         channels.enable(local_client, "none"),
     ):
         assert await refused(work) == ("not_found", "there is no channel none; the configuration has: one, two")
