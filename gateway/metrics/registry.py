@@ -65,6 +65,7 @@ _IN_STREAM: Final = (Outcome.UPSTREAM_TRUNCATED, Outcome.UPSTREAM_STALLED, Outco
 
 FAMILIES: Final[dict[str, Family]] = {
     "requests": Family("counter", "Requests that ended.", ("outcome", *SERVED_BY)),
+    "internal_errors": Family("counter", "Requests that ended in an internal error."),
     "errors": Family("counter", "Requests that ended in an error: its code, and the plugin that refused.", ("code", "plugin")),
     "tokens": Family("counter", "Tokens used, of prompts and completions.", ("kind", *SERVED_BY)),
     "charge_micros": Family("counter", "Charges, in millionths of a currency unit.", SERVED_BY),
@@ -97,6 +98,16 @@ FAMILIES: Final[dict[str, Family]] = {
 }  # fmt: skip
 
 
+STARTED: Final[tuple[Key, ...]] = (
+    ("internal_errors",),
+    ("admin_tokens_refused",),
+    *(("store_errors", kind) for kind in ("away", "error")),
+    *(("alerts", result) for result in ("sent", "failed", "given_up", "dropped")),
+    *(("children_died", kind) for kind in ("worker", "sink", "admin", "portal", "alerts", "clickhouse")),
+)
+"""Series that are there from the start as 0, so that alerts see the first event as an increase."""
+
+
 class Metrics:
     """What one process counts. `catalogue` holds the names that may be labels, and changes with a reload."""
 
@@ -111,6 +122,8 @@ class Metrics:
         self.channels = ChannelMetrics(shared)
         if catalogue is not None:
             self.use(catalogue)
+        for key in STARTED:
+            shared.at(key)
         self.loop_lag = self.histogram("loop_lag_seconds")
         self.set("last_reload_success", 1)
 
@@ -166,6 +179,8 @@ class Metrics:
             margin[0] += exchange.charge_micros - cost_micros
         if exchange.outcome is not Outcome.COMPLETED or len(exchange.attempts) > 1:
             self.channels.failed(exchange)
+            if exchange.outcome is Outcome.INTERNAL_ERROR:
+                self.count("internal_errors")
         if exchange.error is not None:
             self._count_error(exchange.error.counted_as or exchange.error.code, exchange.refused_by)
 

@@ -16,14 +16,11 @@ from gateway.runtime.reload import following
 from gateway.store.client.client import Client
 
 STORE_TIMEOUT_S: Final = 2.0
-RESULTS: Final = ("sent", "failed", "given_up", "dropped")
 
 
 async def run(loaded: Loaded, handover: Handover, url: str, shared: SharedNumbers, stop: asyncio.Event) -> None:
     """Send the alerts of the store at `url` until `stop` is set. `loaded`: the configuration to begin with."""
     metrics = Metrics(shared)
-    for result in RESULTS:
-        metrics.shared.at(("alerts", result))  # so that a scrape has it as 0 before the first
     client = Client.connect(url, timeout_s=STORE_TIMEOUT_S, connections=1)
     sender = Sender(
         Outbox(client),
