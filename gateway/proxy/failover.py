@@ -90,9 +90,9 @@ class Failover:
                 route.breaker.left(candidate, exchange.id)
         if last is None:
             raise Refused(404, "model_not_found", "Nothing serves this model.")
-        if not (last.final or last.unfit) and last.error.should_retry is not False:
+        asked_s = last.error.retry_after_s or 0.0
+        if not (last.final or last.unfit) and (last.error.should_retry is not False or asked_s):
             # A caller that retries earlier would be refused by the circuit breaker.
-            asked_s = last.error.retry_after_s or 0.0
             last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None
         exchange.refused_by = last.plugin or exchange.refused_by
         raise last.error

@@ -173,6 +173,20 @@ async def test_what_a_retry_cannot_mend_is_tried_once(
         assert only.retry_after == ("59" if b"600" in repr(script).encode() else "")
 
 
+async def test_a_wait_that_is_told_suffices_also_beside_advice_not_to_retry(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    slow = full_response("429 Slow", b"{}", "retry-after-ms: 10\r\nx-should-retry: false")
+    async with gateway_with(tmp_path, store_url, [slow]) as (gateway, (upstream,)):
+        gateway.store.channels.cooldown = CooldownRules(first_ms=300, max_ms=300)
+        token, tries = await gateway.token(), list[Try]()
+        for _ in range(3):
+            tries += await tried(gateway, token, 0)
+            await asyncio.sleep(float(tries[-1].wait_ms) / 1000)
+        assert [(each.code, each.should_retry) for each in tries] == [("upstream_rate_limited", "false")] * 3
+        assert len(upstream.requests) == 3
+
+
 async def test_a_long_wait_is_told_in_the_message(store_url: str, client: Client, tmp_path: Path) -> None:
     async with gateway_with(tmp_path, store_url, [full_response("429 Slow", b"{}", "Retry-After: 600")]) as (
         gateway,
