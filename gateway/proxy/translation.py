@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gateway.base.errors import Refused
+from gateway.base.errors import Refused, render
 from gateway.base.log import Logger, place_of
 from gateway.chain.chain import provider_of
 from gateway.chain.entry import error_text
@@ -190,7 +190,8 @@ class Translation:
 
     def _fail(self, what: str) -> bytes:
         self._ended = True
-        return _error({"message": f"The upstream's answer is not in its dialect: {what}.", "type": "upstream_error"})
+        error = Refused(502, "upstream_error", f"The upstream's answer is not in its dialect: {what}.")
+        return b"data: %b\n\n" % render(error, self._calls.request_id)
 
 
 def _encode(value: Any) -> bytes:
@@ -221,7 +222,7 @@ class DialectCalls:
 
     def __init__(self, dialect: Dialect, request_id: str = "") -> None:
         self.dialect = dialect
-        self._request_id = request_id
+        self.request_id = request_id
 
     def request(self, chat: ChatRequest) -> bytes:
         """Return the body to send. Raises `Refused` for what the dialect refuses."""
@@ -281,7 +282,7 @@ class DialectCalls:
     def _failed(self, method: str, error: BaseException, *, quiet: bool = False) -> NoReturn:
         note = log.warning if quiet else log.error
         said = {"error": type(error).__name__} if quiet else {"exc_info": error}
-        note("dialect_failed", **self._where(method), at=place_of(error), request_id=self._request_id, **said)
+        note("dialect_failed", **self._where(method), at=place_of(error), request_id=self.request_id, **said)
         raise DialectFailed(provider_of(self.dialect)) from None
 
     def _wrong(self, method: str, reason: str, owner: object = None) -> NoReturn:
@@ -290,7 +291,7 @@ class DialectCalls:
 
     def _note_wrong(self, method: str, reason: str, owner: object) -> None:
         at = _place(getattr(owner or self.dialect, method))
-        log.error("dialect_failed", **self._where(method), at=at, request_id=self._request_id, reason=reason)
+        log.error("dialect_failed", **self._where(method), at=at, request_id=self.request_id, reason=reason)
 
     def _where(self, method: str) -> dict[str, str]:
         return {"plugin": provider_of(self.dialect), "dialect": self.dialect.name, "method": method}

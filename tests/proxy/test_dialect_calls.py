@@ -116,6 +116,8 @@ async def test_a_dialect_that_fails_within_a_stream_cuts_it_off(store_url: str, 
             assert_names_the_line(lines, name, "read", answer.headers["x-request-id"])
             assert not answer.whole
             assert b"not in its dialect" in answer.body
+            named = f'"code":"upstream_error","request_id":"{answer.headers["x-request-id"]}"'
+            assert named.encode() in answer.body
             assert b"[DONE]" not in answer.body
             record = await last_end_record(gateway)
             assert record.outcome == "upstream_error_in_stream", name

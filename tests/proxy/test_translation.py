@@ -142,6 +142,7 @@ def test_what_cannot_be_read_ends_the_stream_with_an_error(data: bytes, what: st
     made = translation()
     (chunk,) = chunks(made.feed(data))
     assert what in chunk["error"]["message"]
+    assert (chunk["error"]["code"], chunk["error"]["type"]) == ("upstream_error", "upstream_error")
     assert made.feed(wire(TEXT)) == b""
     assert made.close() == (b"", True)
 
