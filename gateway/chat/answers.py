@@ -14,8 +14,8 @@ one that is no JSON, nothing is read, and a delta says so. What is kept from one
 
 from __future__ import annotations
 
-import codecs
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil, isfinite
@@ -250,7 +250,7 @@ def _whole(value: Any) -> Any:
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What a response says. `error`: it is an error, although its status may be 200. `facts`: the same in strict JSON."""
+    """What a response says. `text`: as it came. `error`: it is an error, although its status may be 200. `facts`: strict JSON."""
 
     text: bytes
     facts: bytes
@@ -262,8 +262,7 @@ class Response(msgspec.Struct, frozen=True):
 
         Raises `ValueError` for what is not JSON even to the lenient decoders of clients.
         """
-        text = text.removeprefix(codecs.BOM_UTF8)
-        facts = _strict(text)
+        facts = _strict(text.removeprefix(BOM_UTF8))
         value: Any = upstream_errors.decode(facts)
         if upstream_errors.is_error(value):
             return cls(text, facts, error=True)
@@ -414,7 +413,7 @@ class WholeAnswer:
         if not self._is_read:
             self._is_read = True
             with suppress(ValueError, RecursionError):
-                self._value = decode(self._text)
+                self._value = decode(self._text.removeprefix(BOM_UTF8))
         return self._value
 
     def read(self, chunk: bytes | None = None) -> tuple[Delta, ...]:

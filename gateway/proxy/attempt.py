@@ -290,7 +290,7 @@ class UpstreamCall:
         Of such an answer the output is not charged, and nothing where a plugin fails.
         """
         exchange = self.exchange
-        text = failure.scrubbed(text.decode("utf-8", "replace"), self.candidate.channel.scrubbed).encode()
+        text = failure.scrubbed_bytes(text, self.candidate.channel.scrubbed)
         used, self.attempt.usage = self.attempt.usage, Usage()
         if self.chain.on_response:
             exchange.texts = WholeAnswer(text)
@@ -338,11 +338,11 @@ async def _read(
     if not read.whole:
         if read.long:
             return failure.too_large()
-        return failure.dropped() if read.broken else failure.timed_out("answer")
+        return failure.truncated() if read.broken else failure.timed_out("answer")
     try:
         response = Response.read(read.data)
     except ValueError:
-        return failure.invalid_response("valid JSON")
+        return failure.invalid_response("valid JSON") if upstream.framed else failure.truncated()
     if response is None:
         return failure.invalid_response("a chat completion")
     return failure.of_event(response.facts, channel.scrubbed) if response.error else response

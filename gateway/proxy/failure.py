@@ -146,6 +146,14 @@ def dropped() -> UpstreamFailure:
     return UpstreamFailure(error, maybe_billed=True)
 
 
+def truncated() -> UpstreamFailure:
+    """Return the failure of an answer in JSON that broke off. Its beginning was paid for, and a retry would be paid again."""
+    text = "The upstream ended the answer before it was whole. Retry later or choose another model."
+    error = failed(text, "upstream_truncated")
+    error.should_retry = False
+    return UpstreamFailure(error, maybe_billed=True)
+
+
 def invalid_response(expected: str = "an event stream") -> UpstreamFailure:
     """Return the failure of a response that is not HTTP/1.1 or not what is expected."""
     return UpstreamFailure(
@@ -171,6 +179,13 @@ def scrubbed(text: str, credentials: Sequence[str]) -> str:
     if "\\" in text:
         return without(text.encode(), credentials, REDACTED.encode()).decode()
     return text
+
+
+def scrubbed_bytes(data: bytes, credentials: Sequence[str]) -> bytes:
+    """Return the same of bytes, of which the others stay as they are, also where they are no UTF-8."""
+    for credential in credentials:
+        data = data.replace(credential.encode(), REDACTED.encode())
+    return without(data, credentials, REDACTED.encode()) if b"\\" in data else data
 
 
 def _auth_failed() -> Refused:

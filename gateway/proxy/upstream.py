@@ -79,7 +79,6 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
         "_connection",
-        "_framed",
         "_head_bytes",
         "_on_data",
         "_on_end",
@@ -94,6 +93,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "_transport",
         "_turns",
         "failure",
+        "framed",
         "headers",
         "on_body",
         "on_head",
@@ -117,7 +117,8 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._state = UpstreamState.WAITING
         self._head_bytes = 0
         self._parsed_head_bytes = 0
-        self._framed = False
+        self.framed = False
+        """Whether the head says where the body ends: of another one, the end of the connection is the end, cut or not."""
         self._reading = True
         self._paused = False
         self._backlog = False
@@ -257,7 +258,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pooled_protocol.connection_lost(exc)
         if self._state is _BODY:
-            whole = not self._framed and exc is None
+            whole = not self.framed and exc is None
             self._state = UpstreamState.COMPLETE if whole else UpstreamState.FAILED
         elif not self.ended:
             self._fail(ConnectionResetError("the upstream closed the connection"))
@@ -283,7 +284,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self.headers.clear()
             return
         self.status = status
-        self._framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)
+        self.framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)
         self._state = _BODY
         self._report_head()
 

@@ -27,7 +27,7 @@ def test_what_the_decoders_of_clients_read_is_passed_on_and_read(value: bytes, m
     body = b'{"choices":[{"logprob":%b}],"usage":{"prompt_tokens":7,"completion_tokens":11}}' % value
     response = Response.read(mark + body)
     assert response is not None
-    assert response.text == body
+    assert response.text == mark + body
     assert response.usage.usage(lambda: 0, lambda: 0) == Usage(7, 11, "upstream", answers=1)
 
 

@@ -36,6 +36,9 @@ def json_head(length: int | None, more: str = "") -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{more}{framing}\r\n\r\n".encode()
 
 
+UNFRAMED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+
+
 class Stage:
     """A gateway in front of scripted upstreams, and a token."""
 
@@ -87,9 +90,10 @@ async def test_the_total_timer_ends_one_and_no_other_channel_is_called_when_no_t
 
 
 FAULTS: dict[str, tuple[list[Step], str, int]] = {
-    "cut": ([json_head(len(BODY)) + BODY[:-9], Fin], "The upstream closed the connection without", INPUT),
-    "reset": ([json_head(len(BODY)) + BODY[:-9], 0.05, Reset], "The upstream closed the connection without", INPUT),
-    "cut within chunks": ([json_head(None) + chunk(BODY), Fin], "The upstream closed the connection without", INPUT),
+    "cut": ([json_head(len(BODY)) + BODY[:-9], Fin], "The upstream ended the answer before", INPUT),
+    "reset": ([json_head(len(BODY)) + BODY[:-9], 0.05, Reset], "The upstream ended the answer before", INPUT),
+    "cut within chunks": ([json_head(None) + chunk(BODY), Fin], "The upstream ended the answer before", INPUT),
+    "cut without framing": ([UNFRAMED + BODY[:-9], Fin], "The upstream ended the answer before", INPUT),
     "too large": ([json_head(None), Forever(chunk(b" " * 999)), LAST], "The answer is larger than this", INPUT),
     "compressed": (
         [json_head(len(gzip.compress(BODY)), "Content-Encoding: gzip\r\n") + gzip.compress(BODY)],
@@ -104,7 +108,7 @@ FAULTS: dict[str, tuple[list[Step], str, int]] = {
     "a stream": ([CHUNKED + chunk(TEXT + USAGE + DONE) + LAST], "The upstream's answer is not JSON.", 0),
     "longer than stated": (
         [json_head(len(BODY) - 9) + BODY, Hold],
-        "The upstream closed the connection without",
+        "The upstream ended the answer before",
         INPUT,
     ),
 }
@@ -118,7 +122,8 @@ async def test_a_json_answer_that_is_not_whole_is_an_error_and_another_channel_i
     async with staged(script, store_url, tmp_path, channel) as stage:
         before = tasks()
         answer = await stage.ask()
-        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        code = "upstream_truncated" if message.startswith("The upstream ended") else "upstream_error"
+        assert (answer.status, answer.error["code"]) == (502, code)
         assert answer.error["message"].startswith(message)
         await last_end_record(stage.gateway)
         assert await charged(stage.gateway) == due
@@ -137,6 +142,30 @@ async def test_a_cut_json_answer_is_charged_its_input_and_the_next_channel_answe
         assert (await stage.ask()).body == BODY
         await last_end_record(stage.gateway)
         assert await charged(stage.gateway) == INPUT + CHARGE
+
+
+ODD = BODY.replace(b"xxxx", b"\xff\xed\xa0\x80", 1)
+SPELLED = ODD.replace(b'"id"', b'"canary": "channel\\u002dcredential-4711", "id"', 1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        (b"\xef\xbb\xbf" + BODY, b"\xef\xbb\xbf" + BODY),
+        (ODD, ODD),
+        (SPELLED, SPELLED.replace(b"channel\\u002dcredential-4711", b"[redacted]")),
+    ],
+    ids=["mark", "no UTF-8", "credential"],
+)
+@pytest.mark.parametrize("framed", [True, False])
+async def test_a_json_answer_passes_byte_for_byte(
+    store_url: str, client: Client, tmp_path: Path, sent: bytes, shown: bytes, framed: bool
+) -> None:
+    async with staged([(json_head(len(sent)) if framed else UNFRAMED) + sent, Fin], store_url, tmp_path) as stage:
+        answer = await stage.ask()
+        assert (answer.status, answer.body) == (200, shown)
+        await last_end_record(stage.gateway)
+        assert await charged(stage.gateway) == CHARGE
 
 
 async def test_plugins_see_that_a_json_answer_begins(store_url: str, client: Client, tmp_path: Path) -> None:
