@@ -123,7 +123,7 @@ class Gateway:
             keep_alive=request.keep_alive,
             bodyless=request.method == "HEAD",
         )
-        if path in HEALTH and request.method == "GET":
+        if path in HEALTH and request.method in ("GET", "HEAD"):
             await self._health(caller, path)
             return SentResponse(caller)
         refusal = self._refusal(request, crowded=protocol.crowded)

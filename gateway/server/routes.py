@@ -113,12 +113,17 @@ def misdirected(method: str, path: str) -> Refused:
     known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))
     allowed = METHODS.get(path) or ("GET" if known else "")
     if allowed and method != allowed:
-        return Refused(405, "method_not_allowed", f"Use {allowed} here.", headers={"Allow": allowed})
+        methods = {"Allow": "GET, HEAD" if allowed == "GET" else allowed}
+        return Refused(405, "method_not_allowed", f"Use {allowed} here.", headers=methods)
     return Refused(404, "unknown_path", KNOWN_PATHS)
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, str]:
-    """Return the operation of a path, and its argument. Paths match exactly: no decoding, merging or case folding."""
+    """Return the operation of a path, and its argument. Paths match exactly: no decoding, merging or case folding.
+
+    HEAD is GET: the answer is written without its body.
+    """
+    method = "GET" if method == "HEAD" else method
     if METHODS.get(path) == method:
         return OPERATIONS[path], ""
     for prefix, operation in (("/v1/models/", Operation.MODELS), ("/v1/requests/", Operation.REQUESTS)):
