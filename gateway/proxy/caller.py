@@ -132,7 +132,6 @@ class CallerConnection:
 
     def stream_head(self, headers: Mapping[str, str]) -> bytes:
         """Return the head of a stream, for `begin`."""
-        self._keep_alive &= self.chunked
         return self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
 
     def begin(self, head: bytes, first: bytes) -> None:

@@ -120,7 +120,7 @@ class Gateway:
             protocol,
             transport,
             http_1_1=request.version >= HttpVersion11,
-            keep_alive=request.keep_alive,
+            keep_alive=request.keep_alive and request.version >= HttpVersion11,
             bodyless=request.method == "HEAD",
         )
         if path in HEALTH and request.method in ("GET", "HEAD"):

@@ -17,7 +17,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import MAX_AHEAD, PIECE, ServerProtocol
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import end_records, records_in_stream, tasks
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat, get, head, read_answer
@@ -241,6 +241,15 @@ async def test_the_answer_to_head_has_no_body(gateway: Running, path: str) -> No
     assert lines.startswith("HTTP/1.1 200 ")
     assert "\r\nContent-Length: 0\r\n" not in lines
     assert (await read_answer(reader)).body == b"ok\n"
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/nothing"])
+async def test_http_1_0_gets_its_answer_and_the_end(gateway: Running, path: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(get(path, await gateway.token()).replace(b"HTTP/1.1", b"HTTP/1.0\r\nConnection: Keep-Alive", 1))
+    answer = await soon(reader.read())
+    assert b"\r\nConnection: close\r\n" in answer
     writer.close()
 
 
