@@ -213,6 +213,10 @@ def test_the_configuration_of_the_containers_is_good() -> None:
     assert (loaded.config.listen, loaded.config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
 
 
+def _is_told(directive: str, table: str) -> bool:
+    return f"`{directive}" in table or directive in ("proxy_set_header", "proxy_pass", "proxy_temp_path")
+
+
 def test_the_gateway_decides_before_a_limit_of_nginx_does() -> None:
     text = (DEPLOY / "nginx.conf").read_text()
     directives = dict(re.findall(r"^\s*(\w+) ([^;{]+);", text, flags=re.MULTILINE))
@@ -226,6 +230,9 @@ def test_the_gateway_decides_before_a_limit_of_nginx_does() -> None:
     assert seconds["send_timeout"] > max(channel.timers.write_stall for channel in channels)
     assert seconds["proxy_read_timeout"] > max(channel.timers.total for channel in channels)
     assert seconds["keepalive_timeout"] < port.idle_timeout
+    assert directives["proxy_http_version"] == "1.1"
+    table = (DEPLOY / "README.md").read_text().partition("## Reverse proxies")[2]
+    assert [name for name in directives if name.startswith("proxy_") and not _is_told(name, table)] == []
     assert directives["proxy_buffering"] == directives["proxy_next_upstream"] == directives["gzip"] == "off"
     assert "proxy_set_header X-Forwarded-For $remote_addr;" in text, "nothing that a caller sent"
     assert not {"authorization", "$request ", "$args", "$request_body"} & set(re.split(r"['\s]", text.lower()))
