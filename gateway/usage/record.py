@@ -94,10 +94,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `arrived_at` is UTC in ISO 8601. `account`, `token_id`, `group` and `model` are empty until known; the token itself is
     never stored. `config` is the generation of the configuration that served the request. `outcome` is None until the request ends.
 
-    `prompt_tokens` contains `cached_tokens` and `cache_write_tokens`. `charge_micros` was computed from them and `price`, so that a
-    bill can be computed again. `cost_micros` is the cost of all attempts and `margin_micros` what the charge leaves of it; both
-    are None where the cost of an attempt is not known. `cost_price` is the price of the last attempt. `upstream_usage` is the usage
-    object that its upstream sent, `upstream_cost_micros` the cost that it stated, if any.
+    `prompt_tokens` contains `cached_tokens` and `cache_write_tokens`. `charge_micros` was computed from them and `price`, so that
+    a bill can be computed again. `cost_micros` is the cost of all attempts, by the upstream's own word where it states it, and
+    `margin_micros` what the charge leaves of it; both are None where the cost of an attempt is not known. `cost_price` is the
+    price of the last one. `upstream_usage` is the usage object that its upstream sent, `upstream_cost_micros` the cost that it
+    stated, if any.
 
     `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.record`.
     `requested_model` is the model that the caller named where the catalogue has no such model, or where a plugin chose another,
