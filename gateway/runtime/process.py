@@ -17,6 +17,8 @@ from typing import Any, Final, Self
 
 from gateway.base.log import Logger
 
+CUT: Final = signal.SIGUSR1
+"""The parent's signal to a draining worker: end the open streams now. A worker ignores SIGINT, which a terminal sends to all."""
 END_LIMIT_S: Final = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's `mallopt`."""

@@ -29,7 +29,7 @@ from gateway.base.errors import GatewayError, Misconfigured, cannot_listen
 from gateway.base.log import Logger
 from gateway.config.schema import host_port
 from gateway.runtime import logs
-from gateway.runtime.stopping import CUT
+from gateway.runtime.process import CUT
 
 log = Logger("gateway.runtime.supervisor")
 

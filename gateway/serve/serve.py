@@ -35,8 +35,7 @@ from gateway.runtime import logs, systemd, worker
 from gateway.runtime.active_config import ActiveConfig, ConfigTest
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
-from gateway.runtime.process import run_until_terminated
-from gateway.runtime.stopping import CUT, Farewell
+from gateway.runtime.process import CUT, run_until_terminated
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.serve import admin_port, alert_sender, demo, terminal
@@ -109,7 +108,7 @@ class ParentProcess:
         self._sink_watch = SinkWatch(self._folder / "usage", lambda: self._supervisor.signal("sink", signal.SIGKILL))
         self._handover = Handover(workers)
         served_by = [numbers for name, numbers in self._numbers.items() if name.startswith("worker ")]
-        self._farewell = Farewell(served_by, config.port.drain) if logs.on_terminal() else None
+        self._farewell = terminal.Farewell(served_by, config.port.drain) if logs.on_terminal() else None
         self._active = ActiveConfig(loaded, metrics, self._handover, self._store_url)
 
     def run(self, plugins: Sequence[str], began: float) -> None:

@@ -1,4 +1,4 @@
-"""The terminal of `gateway serve`: the welcome (processes, addresses, next steps), and a line for each request that has ended.
+"""The terminal of `gateway serve`: welcome (processes, addresses, next steps), a line for each ended request, lines of the stop.
 
 A line has time, account, model, status, first byte, duration, charge, id. A process of its own follows the files of the usage
 log, so a request costs the same with these lines as without. A terminal that is paused, or slow, holds up nothing else.
@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -19,8 +19,10 @@ from typing import Final, TextIO
 import msgspec
 
 from gateway.base.amounts import amount
+from gateway.base.text import counted
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
+from gateway.metrics.shared import SharedNumbers
 from gateway.runtime.logs import CLOCK, printable
 from gateway.serve.demo import Opened
 from gateway.usage import queries
@@ -32,6 +34,9 @@ COLUMNS: Final = "time, account, model, status, first byte, duration, charge, x-
 POLL_S: Final = 0.25
 AT_ONCE: Final = 25
 """Lines that are written of the requests that ended between two looks; the rest are counted."""
+
+SILENT_S: Final = 0.3
+"""A shorter stop says nothing. Within this time each worker has counted its open exchanges."""
 
 
 def program() -> str:
@@ -139,3 +144,51 @@ def _write(ended: Sequence[Record], output: TextIO) -> None:
     if len(ended) > AT_ONCE:
         output.write(f"... and {len(ended) - AT_ONCE} more requests: `gateway usage list` has all of them\n")
     output.flush()
+
+
+class Farewell:
+    """Reports the open requests that the stop of a gateway waits for. Call `look` again and again meanwhile."""
+
+    def __init__(
+        self, numbers: Iterable[SharedNumbers], drain_s: float, say: Callable[[str], None] | None = None
+    ) -> None:
+        """Read the open requests from the workers' `numbers`. `say` writes a line; without it, to standard error."""
+        self._numbers = list(numbers)
+        self._drain_s = drain_s
+        self._say = say or _to_stderr
+        self._said = ""
+        self._began: float | None = None
+
+    def look(self, *, cut: bool) -> None:
+        """Say how many requests are open, if the line differs from the last one. `cut`: the streams are being cut."""
+        if self._began is None:
+            self._began = time.monotonic()
+        if time.monotonic() - self._began < SILENT_S and not cut:
+            return
+        requests, streams = self._sum("open_requests"), self._sum("open_streams")
+        what = "stream" if streams >= requests else "request"
+        many = counted(requests, what)
+        text = ""
+        if cut:
+            text = "the open streams are cut; each gets an error, and is charged for what it was sent"
+        elif requests:
+            them = "it" if requests == 1 else "them"
+            text = f"waiting for {many}, up to {self._drain_s:g} s; Ctrl-C again cuts {them}"
+        if text and text != self._said:
+            self._line(text)
+
+    def end(self, folder: Path) -> None:
+        """Say that the gateway has stopped, and where its data is."""
+        self._line(f"stopped; balances and records are in {folder}")
+
+    def _line(self, text: str) -> None:
+        """Say a line, the first one below the `^C` that a terminal shows."""
+        self._say(text if self._said else f"\n{text}")
+        self._said = text
+
+    def _sum(self, name: str) -> int:
+        return sum(int(values[0]) for numbers in self._numbers for key, values in numbers if key == (name,))
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

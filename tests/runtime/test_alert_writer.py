@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from gateway.alerts.alerts import Alerts
 from gateway.alerts.event import Outbox
 from gateway.config.schema import AlertSettings
-from gateway.runtime import worker as module
-from gateway.runtime.worker import AlertWriter
+from gateway.runtime import maintenance as module
+from gateway.runtime.maintenance import AlertWriter
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from gateway.chain.services import Store
-from gateway.runtime.worker import SWEEP_LOCK, Maintenance
+from gateway.runtime.maintenance import SWEEP_LOCK, Maintenance
 from gateway.store.client.client import Client
 from gateway.store.money.scripts import Settlement
 from gateway.testing import services

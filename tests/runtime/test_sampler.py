@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from gateway import Exchange, Plugin, Services
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime import worker
-from gateway.runtime.worker import Sampler
+from gateway.runtime import maintenance
+from gateway.runtime.maintenance import Sampler
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import wait_until
@@ -50,7 +50,7 @@ async def test_an_open_stream_is_counted_while_it_runs(store_url: str, client: C
 async def test_the_lag_of_a_blocked_event_loop_is_measured(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(maintenance, "SAMPLE_S", 0.01)
     async with (
         running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway,
         Sampler(gateway.gateway),
@@ -66,7 +66,7 @@ async def test_the_lag_of_a_blocked_event_loop_is_measured(
 async def test_a_failed_measurement_is_logged_and_the_task_goes_on(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(maintenance, "SAMPLE_S", 0.01)
     async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
         spool = gateway.store.usage.spool
         monkeypatch.setattr(spool, "folder", None)
@@ -90,7 +90,7 @@ class Hanging(Plugin):
 async def test_an_end_hook_that_hangs_is_logged_once_and_not_cancelled(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "HANGS_AFTER_S", 0.05)
+    monkeypatch.setattr(maintenance, "HANGS_AFTER_S", 0.05)
     chain = CHAIN + "  - use: tests.runtime.test_sampler:Hanging\n    name: slow\n"
     async with running(configuration("http://127.0.0.1:1/v1", chain=chain), tmp_path, store_url) as gateway:
         asking = asyncio.create_task(ask(gateway.port, get("/v1/models", await gateway.token())))

@@ -10,7 +10,7 @@ import pytest
 
 from gateway import Outcome
 from gateway.base.errors import StoreAway
-from gateway.runtime.worker import Maintenance
+from gateway.runtime.maintenance import Maintenance
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries

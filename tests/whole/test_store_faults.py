@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.schema import StoreSettings
-from gateway.runtime.worker import Maintenance
+from gateway.runtime.maintenance import Maintenance
 from gateway.testing import Running, running
 from gateway.usage import queries
 from tests.patience import PATIENCE_S, timed

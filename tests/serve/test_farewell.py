@@ -9,7 +9,7 @@ import pytest
 
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
-from gateway.runtime.stopping import SILENT_S, Farewell
+from gateway.serve.terminal import SILENT_S, Farewell
 
 
 @pytest.fixture
