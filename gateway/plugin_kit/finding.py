@@ -91,7 +91,7 @@ async def limited(hook: str, work: Awaitable[Result], limit_s: float) -> Result:
     except TimeoutError as error:
         if not timeout.expired():
             raise
-        waited = error.__cause__ or error
+        waited = error.__cause__ or error.__context__ or error  # before 3.11.4 the context alone
         raise HookTimeout(f"did not end within {limit_s:g} s").with_traceback(waited.__traceback__) from None
     finally:
         await asyncio.sleep(0)  # ends the step of the event loop that is timed

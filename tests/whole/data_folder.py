@@ -25,6 +25,7 @@ FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data"
 PORTS: Final = ("PUBLIC", "ADMIN", "GOOD", "SLOW", "BROKEN", "CUTTING", "STALLING", "ERRING")
 SECRETS: Final = ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN")
 """Variables that are removed from the environment: the folder has these secrets."""
+LEASE_MS: Final = 30_000
 LAST_DAY: Final = "2025-11-03"
 """The day of the folder's last record. Records that a test adds are of later days."""
 CHARGE: Final = 1 + 2 * 12
@@ -217,3 +218,18 @@ async def state(folder: DataFolder, accounts: list[str]) -> dict[str, Any]:
     for account in accounts:
         results["tokens"][account] = await folder.run_json("token", "list", account, "--json")
     return results
+
+
+def use_up_limits(store: Raw, at_s: int) -> None:
+    """Write limits that are used up at a time in seconds since 1970: the store drops such keys some time after it."""
+    at_ms = at_s * 1000
+    at_us = (at_ms + LEASE_MS) * 1000  # a level of a time ahead drains from the first look on
+    store.ask("SET", "gw:{grace}:limits:rate-limit:rates", f"{1000 * 60_000_000} {at_us} 0 0")
+    store.ask("SET", "gw:{ivan}:limits:rate-limit:rates", f"0 0 {1_000_000 * 60_000_000} {at_us}")
+    request = "0199f000-0000-7000-8000-00000000000{}"
+    store.ask("ZADD", "gw:{heidi}:limits:rate-limit:slots", at_ms + LEASE_MS, request.format(1))
+    store.ask("ZADD", "gw:{channels}:narrow:slots", at_ms + LEASE_MS, request.format(2))
+    for number in range(3, 8):
+        store.ask("ZADD", "gw:{channels}:minute:calls", at_ms, request.format(number))
+    for key in ("gw:{heidi}:limits:rate-limit:slots", "gw:{channels}:narrow:slots", "gw:{channels}:minute:calls"):
+        store.ask("PERSIST", key)

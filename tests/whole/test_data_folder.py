@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,18 @@ from typing import Any, Final
 
 import pytest
 
-from tests.whole.data_folder import CHARGE, FIXTURE, ON_LINUX, DataFolder, Raw, as_before, money, state, usage
+from tests.whole.data_folder import (
+    CHARGE,
+    FIXTURE,
+    ON_LINUX,
+    DataFolder,
+    Raw,
+    as_before,
+    money,
+    state,
+    usage,
+    use_up_limits,
+)
 from tests.whole.raw import Answer, ask, chat, get
 
 EXPECTED: Final[dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
@@ -144,6 +156,8 @@ async def use_tokens(folder: DataFolder) -> None:
         answer = await send(token)
         assert (answer.status, answer.whole) == (200, True), answer
         assert answer.body.endswith(b"data: [DONE]\n\n")
+    with folder.store() as store:  # those of the folder are of times that are far ahead, which count no more
+        use_up_limits(store, int(time.time()))
     for token, model, status, code in (
         ("expired", "words", 401, "token_expired"),
         ("disabled", "words", 401, "token_disabled"),

@@ -233,6 +233,7 @@ CASES: dict[str, Case] = {
     "no JSON": Case(request=with_token(b"{"), code="invalid_json", by="rate-limit"),
     "a bad field": Case(request=with_token({"n": 0}), code="invalid_request", by="rate-limit"),
     "no stream": Case(request=with_token({"stream": False}), code="stream_required", by="rate-limit"),
+    "a dearer tier": Case(request=with_token({"service_tier": "priority"}), code="unpriced_option", by="rate-limit"),
     "a large body": Case(
         request=with_token(b" " * 101), code="body_too_large", by="rate-limit", more="port: {max_body: 100}"
     ),
