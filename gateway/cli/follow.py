@@ -10,7 +10,7 @@ from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeo
 
 from gateway.admin.actions.links import has_token, token_of
 from gateway.admin.actions.remote import events_of
-from gateway.admin.http.live import LIVE, PING_S
+from gateway.admin.http.usage_feed import LIVE, PING_S
 from gateway.config.schema import Config, host_port
 from gateway.usage import queries
 from gateway.usage.record import Record

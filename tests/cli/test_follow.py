@@ -17,8 +17,8 @@ from gateway.admin.actions.links import AdminToken, token_of
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.actions.remote import Feed, FeedElsewhere, HttpClient
 from gateway.admin.http.app import Admin, Callers
-from gateway.admin.http.live import LiveUsage
 from gateway.admin.http.port import serving
+from gateway.admin.http.usage_feed import LiveUsage
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.metrics.exporter import Exporter

@@ -24,8 +24,8 @@ from gateway.admin.actions.remote import CsvFile, Feed, Streamed
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi
 from gateway.admin.http.idempotency import REPLAYED, KeptAnswer, Repeatable, Unbroken, answered
-from gateway.admin.http.live import LiveUsage
 from gateway.admin.http.port import note_known
+from gateway.admin.http.usage_feed import LiveUsage
 from gateway.base.errors import Refused
 from gateway.base.log import Logger
 

@@ -30,8 +30,8 @@ from gateway.admin.actions.remote import Feed
 from gateway.admin.http import api
 from gateway.admin.http.answers import ID, add_headers, error_response, of_http
 from gateway.admin.http.api import ACTOR, ClientOf
-from gateway.admin.http.live import LIVE, LiveUsage
 from gateway.admin.http.port import note_known
+from gateway.admin.http.usage_feed import LIVE, LiveUsage
 from gateway.base.errors import GatewayError, Refused, StoreError, internal
 from gateway.base.ids import new_id
 from gateway.base.leaky_buckets import LeakyBuckets

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.http import api as csv_file
-from gateway.admin.http import live
+from gateway.admin.http import usage_feed
 from gateway.domain.exchange import Outcome
 from gateway.usage.record import decode
 from tests.admin.http.conftest import TOKEN, Client, call
@@ -51,11 +51,11 @@ async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(
     async with AsyncExitStack() as stack:
         asked = (
             stack.enter_async_context(api.get("/api/v1/usage/live", headers=HEADERS))
-            for _ in range(live.MAX_STREAMS + 8)
+            for _ in range(usage_feed.MAX_STREAMS + 8)
         )
         async with asyncio.timeout(PATIENCE_S):
             statuses = sorted(response.status for response in await asyncio.gather(*asked))
-        assert statuses == [200] * live.MAX_STREAMS + [503] * 8
+        assert statuses == [200] * usage_feed.MAX_STREAMS + [503] * 8
 
 
 async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:

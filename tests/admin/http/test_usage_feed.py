@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientResponse
 
-from gateway.admin.http import live
+from gateway.admin.http import usage_feed
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record, decode
 from tests.admin.http.conftest import Client
@@ -74,7 +74,7 @@ async def test_more_than_one_batch_is_sent_in_order(client: Client, rows: UsageD
 async def test_comments_show_that_the_stream_of_a_quiet_log_works(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "PING_S", 0.02)
+    monkeypatch.setattr(usage_feed, "PING_S", 0.02)
     async with following(client) as response, asyncio.timeout(PATIENCE_S):
         assert await response.content.readuntil(b"\n\n") == b": ping\n\n"
 
@@ -87,7 +87,7 @@ async def test_an_event_id_that_never_was_is_refused(client: Client) -> None:
 async def test_one_stream_too_many_is_refused_until_another_ends(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MAX_STREAMS", 1)
+    monkeypatch.setattr(usage_feed, "MAX_STREAMS", 1)
     async with following(client), client.get("/usage/live") as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "10")
     async with asyncio.timeout(PATIENCE_S):
