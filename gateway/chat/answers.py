@@ -272,7 +272,7 @@ class Response(msgspec.Struct, frozen=True):
     def usage(self) -> ReportedUsage:
         """The usage that the response reports."""
         chunk = sse.read(b"", self.facts)
-        reported = ReportedUsage(service_tier=sse.id_text(chunk.service_tier))
+        reported = ReportedUsage(service_tier=chunk.service_tier)
         if chunk.counts:
             reported.add(chunk.counts, final=True)
         return reported

@@ -275,7 +275,8 @@ class EventStream:
         self.started = self.started or relayed or chunk.error
         self._note_finish(event, chunk, is_done)
         self.completion_id = self.completion_id or sse.id_text(chunk.id)
-        self.usage.service_tier = sse.id_text(chunk.service_tier) or self.usage.service_tier
+        if chunk.service_tier:
+            self.usage.service_tier = chunk.service_tier
         if relayed:
             self.events += 1
             if not (chunk.error or chunk.empty or is_done):

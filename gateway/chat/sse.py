@@ -118,8 +118,8 @@ class Chunk(msgspec.Struct, frozen=True):
 
     `finished`: the indexes of the choices with a finish reason, as they are in JSON. An empty reason does not count: some
     upstreams send it with every chunk. `empty`: it is an object without a choice. `only_usage`: it is empty, and has usage.
-    `error`: it is an error; `raises`: one in a shape that client libraries recognise. `id`: the completion's, and
-    `service_tier`: the one that it names, both in JSON.
+    `error`: it is an error; `raises`: one in a shape that client libraries recognise. `id`: the completion's, in
+    JSON. `service_tier`: the one that it names, empty for none.
     """
 
     finished: frozenset[bytes] = frozenset()
@@ -129,7 +129,7 @@ class Chunk(msgspec.Struct, frozen=True):
     error: bool = False
     raises: bool = False
     id: bytes = b"null"
-    service_tier: bytes = b"null"
+    service_tier: str = ""
 
 
 TEXT: Final = Chunk()
@@ -157,7 +157,7 @@ def read(name: bytes, data: bytes) -> Chunk:
         empty=empty,
         only_usage=empty and (chunk.usage != _NULL or counts is not None),
         id=bytes(chunk.id),
-        service_tier=bytes(chunk.service_tier),
+        service_tier="" if chunk.service_tier is _NULL else id_text(bytes(chunk.service_tier)),
     )
 
 

@@ -42,7 +42,7 @@ def meter(
     attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
     attempt.stated_micros = reported.last.cost_micros
     attempt.service_tier = reported.service_tier
-    if candidate.cost is not None:
+    if candidate.cost is not None and reported.service_tier:
         attempt.cost = candidate.cost.in_tier(reported.service_tier)
 
 
