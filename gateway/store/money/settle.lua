@@ -27,31 +27,7 @@ if request_id:find("[08]$") and trim(account, now, keep, skew) then
   record = redis.call("HGET", wallet_key, request_id)
 end
 
--- The end of a request by its lines in the ledger: what was stored of it may have been deleted by a clock that was ahead. The lines
--- since its arrival are read, 10,000 at most.
-local function end_in_ledger()
-  local found, from = nil, digits(math.max(0, arrived - skew))
-  for _ = 1, 10 do
-    local lines = redis.call("XRANGE", ledger, from, "+", "COUNT", 1000)
-    for _, line in ipairs(lines) do
-      local _, kind, _, id, _, amount, _, marked = unpack(line[2])
-      if id == request_id and kind ~= "credit" and kind ~= "adjust" then
-        found = { kind = kind, charged = (found and found.charged or 0) - amount, marks = marked or "" }
-      end
-    end
-    if #lines < 1000 then
-      break
-    end
-    from = "(" .. lines[1000][1]
-  end
-  return found
-end
-
 local hold, past = hold_in(record), end_in(record)
-local known = arrived >= now - keep and arrived <= now + skew
-if known and not hold and not past then
-  past = end_in_ledger()
-end
 local marks, own = given, hold or past
 if own and not (given and given.text == own.marks) then
   marks = marks_in(own.marks)
@@ -73,7 +49,7 @@ elseif past then -- the total charge becomes the cost: expiry charged the floor,
     move(account, "late", request_id, past.charged - cost)
   end
   result = "LATE"
-elseif not known then
+elseif arrived < now - keep or arrived > now + skew then
   redis.call("HSETNX", stale, request_id, digits(cost))
   result, charged = "STALE", 0
 else

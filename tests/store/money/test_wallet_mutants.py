@@ -20,7 +20,7 @@ MUTANTS = {
     "a resolved request may be held again": ("if end_in(record) then", "if false then"),
     "any id may be held": ("math.abs(arrived - now) > skew", "false"),
     "a resolved request may be settled again": ('past and past.kind ~= "expire"', "false"),
-    "an old request is charged": ("elseif not known then", "elseif false then"),
+    "an old request is charged": ("arrived < now - keep or arrived > now + skew", "false"),
     "the charge of an expiry is not deducted": ("past.charged - cost", "-cost"),
     "the end of a late settlement is not stored": (
         'change(account, request_id, "1 late " .. digits(cost))',
