@@ -256,7 +256,7 @@ class Quota(Plugin):
         """Return the price of the service tier that the answer names, where the request asked for one."""
         asked = hold.service_tier
         price = self.catalogue.price(exchange.model, exchange[Caller].group) if asked else None
-        told = exchange.attempts[-1].service_tier if exchange.attempts else ""
+        told = exchange.attempts[-1].service_tier if exchange.attempts else exchange.answer_tier
         return price.served(asked, told) if price else hold.price
 
     async def _most(self, exchange: Exchange, price: Price, billed: int = 0) -> int:

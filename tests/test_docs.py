@@ -29,6 +29,7 @@ PICTURE = ROOT / "gateway/request.svg"
 DOCUMENTS = ("README.md", "gateway/README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
 CORE_ALONE = {
     "texts",
+    "answer_tier",
     "answer_usage",
     "check_body",
     "drop_body",

@@ -98,7 +98,7 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_attempts", "_charge", "answer_usage"),
+        *("_attempts", "_charge", "answer_usage", "answer_tier"),
         *(
             "_body",
             "_body_refusal",
@@ -131,6 +131,8 @@ class Exchange:
         self._attempts: list[Attempt] = []
         self.answer_usage: Usage | None = None
         """What the answer of a plugin is charged as."""
+        self.answer_tier = ""
+        """The service tier that such an answer names."""
         self._charge: Charge | None = None
         self._id = id or new_id()
         self.request = request

@@ -24,6 +24,7 @@ CONFIGURATION: Final = f"""
 channels: {{check: {{base_url: "http://127.0.0.1:9/v1"}}}}
 models: {{m: {{input: 1, output: 2, max_output_tokens: 100, channels: [{{use: check, model: {MODEL}}}]}}}}
 groups: {{default: {{}}}}
+store: {{timeout: 10}}  # a busy machine is no mistake of the plugin
 """
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.base.errors import render
 from gateway.chat.events import EventStream
-from gateway.chat.request import Body
+from gateway.chat.request import DEFAULT_TIER, Body
 from gateway.chat.usage import ReportedUsage, Usage
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Candidate, Route
@@ -42,6 +42,13 @@ def meter(
     attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
     attempt.stated_micros = reported.last.cost_micros
     attempt.service_tier = reported.service_tier
+    if (
+        body.service_tier
+        and not reported.service_tier
+        and (fields := candidate.channel.fields)
+        and fields.replaces("service_tier")
+    ):
+        attempt.service_tier = DEFAULT_TIER  # what the caller asked for was not sent
     if candidate.cost is not None and reported.service_tier:
         attempt.cost = candidate.cost.in_tier(reported.service_tier)
 

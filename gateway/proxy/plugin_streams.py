@@ -188,6 +188,7 @@ class ReplyStream:
                 raise CallerGone
             raise relay.failure or exchange.stopped or unavailable()
         if self._reply.charge == "as-upstream":
+            exchange.answer_tier = self._events.usage.service_tier
             exchange.answer_usage = usage_of(exchange, self._body, self._events, self._reply.usage, whole=whole)
         if caller.gone and not whole:
             relay.state = RelayState.ABANDONED

@@ -66,3 +66,19 @@ async def test_an_iterator_that_cancels_its_task_ends_the_answer_with_an_error()
     written = b"".join(call for call in to_caller.calls if isinstance(call, bytes))
     assert event("one") in written and b'"internal_error"' in written
     assert exchange.outcome is Outcome.INTERNAL_ERROR
+
+
+async def test_the_tier_that_the_events_name_is_that_of_the_answer() -> None:
+    exchange, to_caller = Exchange(REQUEST, body), Closable()
+
+    async def events() -> AsyncIterator[bytes]:
+        yield event("one").replace(b"}\n\n", b', "service_tier": "flex"}\n\n')
+        yield (
+            event("").replace(b'{"content": ""}', b"{}").replace(b'"index": 0', b'"index": 0, "finish_reason": "stop"')
+        )
+        yield b"data: [DONE]\n\n"
+
+    given = events()
+    caller = CallerConnection(Owner(), to_caller, http_1_1=True, keep_alive=True)
+    await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, ([], []), set())
+    assert exchange.answer_tier == "flex"

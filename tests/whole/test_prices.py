@@ -224,3 +224,15 @@ async def test_a_refused_request_costs_nothing(store_url: str, client: Client, t
         await ask(gateway.port, chat(await gateway.token(), {"model": "unheard-of"}))
         record = await last_end_record(gateway)
         assert (record.outcome, record.cost_micros, record.margin_micros) == (Outcome.REFUSED, 0, 0)
+
+
+async def test_a_tier_that_the_channel_does_not_send_costs_the_default(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with Scripted(answer('{"prompt_tokens":10,"completion_tokens":5}')) as upstream:
+        own = "input: 10, output: 20, service_tiers: {priority: 2}, max_output_tokens: 100, channels: [fake]"
+        configured = configuration(upstream.base_url, channel="key, drop: [service_tier]")
+        async with running(configured.replace(f"words: {PLAIN}", f"words: {{{own}}}"), tmp_path, store_url) as gateway:
+            await ask(gateway.port, chat(await gateway.token(), {"service_tier": "priority"}))
+            assert (await last_end_record(gateway)).charge_micros == 200
+    assert b"service_tier" not in upstream.requests[0]
