@@ -74,7 +74,7 @@ async def served(gateway: Running, offender: str, others: Sequence[str]) -> tupl
 async def test_what_one_account_provokes_refuses_no_other(
     store_url: str, client: Client, tmp_path: Path, fault: str, keys: str
 ) -> None:
-    timers = ", timers: {first_byte: 0.05}" if fault == "silent" else ""
+    timers = ", timers: {first_byte: 0.3}" if fault == "silent" else ""
     async with Provoked(PROVOKED[fault]) as upstream:
         text = configuration(upstream.base_url, channel=timers).replace("api_key: channel-credential-4711", keys)
         async with running(text, tmp_path, store_url) as gateway:
