@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.base.errors import Refused
-from gateway.chat.fields import fold
+from gateway.chat.fields import MAY_ALLOW, fold
 from gateway.chat.prompt import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE
 from gateway.chat.request import Body, BodyRules, check
 
@@ -169,7 +169,7 @@ def test_a_duplicate_include_usage_is_sent_once_as_it_was_checked() -> None:
 @given(
     st.dictionaries(
         st.text(max_size=8).filter(
-            lambda name: fold(name) not in {"n", "model", "models", "stream", "route", "preset"}
+            lambda name: fold(name) not in {fold(each) for each in (*MAY_ALLOW, "n", "model", "stream")}
         ),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

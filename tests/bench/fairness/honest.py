@@ -1,7 +1,8 @@
 """The second caller: sends paced requests from an address of its own, and prints a JSON line for each.
 
 It is a process of its own, so that the first caller's work does not delay its clock. A request is sent when it is due, also
-while earlier ones are waiting: `python -m tests.bench.fairness.honest '{"port": 8080, "request": "POST ...", ...}'`.
+while earlier ones are waiting unless `in_turn` says otherwise:
+`python -m tests.bench.fairness.honest '{"port": 8080, "request": "POST ...", ...}'`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class HonestSettings(msgspec.Struct):
     request: str
     address: str = "127.0.0.2"
     pace_s: float = 0.025
+    in_turn: bool = False
 
 
 class Served(msgspec.Struct, array_like=True):
@@ -82,6 +84,8 @@ async def main(settings: HonestSettings) -> None:
         task = asyncio.create_task(ask(settings))
         open_requests.add(task)
         task.add_done_callback(ended)
+        if settings.in_turn:
+            await task
         due = max(due + settings.pace_s, time.monotonic())
         await asyncio.sleep(due - time.monotonic())
 

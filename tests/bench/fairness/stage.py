@@ -98,6 +98,8 @@ class Stage:
         settings = HonestSettings(self.port, chat(self.tokens["honest"], fields).decode())
         if self.row.second == "same-address":
             settings.address = "127.0.0.1"
+        elif self.row.second == "few":
+            settings.in_turn = True  # on a machine that stood still, requests sent when due would fill the channel
         elif self.row.second == "admin":
             settings.port = self.admin
             settings.request = get("/metrics", (self.data / "admin.token").read_text().strip()).decode()
