@@ -1,6 +1,7 @@
 """A parser for the events of a response: it relays them and reads usage, errors and the end. Sans-I/O.
 
-- The data may be cut at any byte. Complete events are relayed, byte for byte; one longer than the limit in pieces, unparsed.
+- The data may be cut at any byte. Complete events are relayed, byte for byte; one longer than the limit in pieces, and
+  read without its long strings.
 - Chunks without a choice may be dropped, with usage or without. A stream does not start with one.
 - An error ends what is relayed. It is relayed itself if client libraries raise on its shape; otherwise the gateway sends
   an error event of its own in its place.
@@ -31,6 +32,7 @@ from gateway.chat.sse import (
     IGNORED_EVENTS,
     LINE_FEED,
     QUOTE,
+    LongEvent,
     boundary_pattern,
     parse_event,
     plain_events,
@@ -43,6 +45,8 @@ MAX_PARSED: Final = 16
 """Events that `feed` takes singly."""
 
 _NONE: Final[frozenset[bytes]] = frozenset()
+
+NO_EVENT: Final = LongEvent()
 
 END: Final = b"."
 """Follows the data, since an event may end with a carriage return."""
@@ -66,6 +70,7 @@ class EventStream:
         "_ended_at_boundary",
         "_finished_choices",
         "_in_overlong",
+        "_long",
         "_max_event_bytes",
         "_pending",
         "_unusual",
@@ -116,6 +121,7 @@ class EventStream:
         self._pending = bytearray()
         self.template = Template()
         self._in_overlong = False
+        self._long = NO_EVENT
         self._unusual = choices > 1
         """Events are taken one by one: for several choices, an overlong event, or an error."""
         self._ended_at_boundary = False
@@ -242,17 +248,35 @@ class EventStream:
 
     def _begin_overlong(self) -> None:
         self._in_overlong = self._unusual = self.started = True
+        self._long = LongEvent()
         self.events += self.error is None
 
     def _end_overlong(self, piece: bytes) -> bytes:
         self._in_overlong = False
         self._unusual = self.error is not None or self._choices > 1
-        return self._relay_overlong(piece)
+        relayed, event, self._long = self._relay_overlong(piece), self._long, NO_EVENT
+        if self.error is None and event.readable:
+            self._read_overlong(event)
+        return relayed
+
+    def _read_overlong(self, event: LongEvent) -> None:
+        """Note what an event says that was passed on in pieces. Its bytes were counted as text, until it was known what is."""
+        self.output.add_unread(event.text_bytes - event.size)
+        name, data = parse_event(event.kept)
+        chunk = sse.read(name, data)
+        if chunk.error:
+            return
+        if self._choices > 1:
+            self._appeared |= sse.indexes(data)
+        self._note_finish(event.kept, chunk, is_done=False)
+        self.output.add_measured(event.kept)
+        self._note_facts(chunk)
 
     def _relay_overlong(self, piece: bytes) -> bytes:
         if self.error is not None:
             return b""
         self.output.add_unread(len(piece))
+        self._long.add(piece)
         return piece
 
     def _take_event(self, event: bytes) -> bytes:
@@ -274,18 +298,22 @@ class EventStream:
             relayed = self.error_relayed = chunk.raises
         self.started = self.started or relayed or chunk.error
         self._note_finish(event, chunk, is_done)
-        self.completion_id = self.completion_id or sse.id_text(chunk.id)
-        if chunk.service_tier:
-            self.usage.service_tier = chunk.service_tier
         if relayed:
             self.events += 1
             if not (chunk.error or chunk.empty or is_done):
                 self._count_output(event, chunk)
+        self._note_facts(chunk)
+        return event if relayed else b""
+
+    def _note_facts(self, chunk: sse.Chunk) -> None:
+        """Note the id, the tier and the usage that an event tells, and whether nothing more is needed."""
+        self.completion_id = self.completion_id or sse.id_text(chunk.id)
+        if chunk.service_tier:
+            self.usage.service_tier = chunk.service_tier
         if chunk.counts is not None:
             self.usage.add(chunk.counts, final=self.all_finished)
             self.output_at_usage = self.output.all_events
         self.concluded = self.error is not None or self.done or (self.all_finished and self.usage.final)
-        return event if relayed else b""
 
     def _note_finish(self, event: bytes, chunk: sse.Chunk, is_done: bool) -> None:
         """Note `[DONE]` and the finish of choices. Usage reported before is final if no text came after it."""
@@ -377,7 +405,7 @@ class WatchedEvents(EventStream):
         return relayed
 
     def _keep_state(self, held: int = 0) -> None:
-        state = [getattr(self, name) for name in _STATE]
+        state = [copy(getattr(self, name)) for name in _STATE]
         self._at_mark = state, bytes(self._pending), held, self.output.copy(), copy(self.usage)
         self._raw = bytearray()
         self._delivered = 0

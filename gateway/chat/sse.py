@@ -44,6 +44,16 @@ _ID: Final = re.compile(rb'"([!#-\[\]-~]{1,128})"')
 _NULL: Final = msgspec.Raw(b"null")
 _NO_FINISH_REASON: Final = (b"null", b'""')
 
+LONG_STRING: Final = 1024
+"""Bytes of a string that is kept of a long event."""
+MAX_KEPT: Final = 64 * 1024
+"""Bytes of a long event without its long strings, beyond which it is not read."""
+_REST_OF_STRING: Final = re.compile(rb'(?:[^"\\]+|\\.)+', re.DOTALL)
+_BASE64: Final = re.compile(rb"(?:data:[^,]{0,100},)?[A-Za-z0-9+/_=\\-]*")
+_LAST_KEY: Final = re.compile(rb'"([^"\\]*)"\s*:\s*\Z')
+_TEXTS: Final = (b"content", b"text", b"reasoning", b"reasoning_content", b"arguments", b"refusal")
+"""Fields whose strings are text also where they look like base64, but for an address that begins with `data:`."""
+
 Value = TypeVar("Value")
 
 SOURCE: Final = Path(__file__).with_name("_plain.pyx")
@@ -165,6 +175,65 @@ def indexes(data: bytes) -> frozenset[bytes]:
     """Return the indexes of the choices of an event, as they are in JSON."""
     choices = _decode(_choices, (_decode(_chunk, data) or _Chunk()).choices)
     return frozenset(bytes(each.index) for each in choices or ())
+
+
+class LongEvent:
+    """An event that is passed on in pieces, read without its long strings, so that little of it is kept.
+
+    In place of a long string of text, a short one is kept; in place of base64, such as a picture, an empty one.
+    """
+
+    __slots__ = ("_escape", "_in_string", "_start", "_string_bytes", "kept", "size", "text_bytes")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.kept = b""
+        self.text_bytes = 0
+        """Bytes of the long strings of text."""
+        self._in_string = False
+        self._start = b""
+        self._string_bytes = 0
+        self._escape = b""
+        """A backslash at the end of a piece."""
+
+    @property
+    def readable(self) -> bool:
+        """Return whether all of the event but its long strings is kept."""
+        return len(self.kept) <= MAX_KEPT
+
+    def add(self, piece: bytes) -> None:
+        """Take the next piece."""
+        self.size += len(piece)
+        piece, at = self._escape + piece, 0
+        self._escape = b""
+        while at < len(piece) and self.readable:
+            if self._in_string:
+                rest = _REST_OF_STRING.match(piece, at)
+                end = rest.end() if rest else at
+                self._start += piece[at : min(end, at + LONG_STRING + 1 - len(self._start))]
+                self._string_bytes += end - at
+                if end < len(piece) and piece[end] != QUOTE:
+                    self._escape, end = piece[end:], len(piece)
+                elif end < len(piece):
+                    self._end_string()
+                    end += 1
+            else:
+                end = piece.find(b'"', at) + 1
+                self._in_string, self._start, self._string_bytes = end > 0, b"", 0
+                end = end or len(piece)
+                self.kept += piece[at : end - self._in_string]
+            at = end
+
+    def _end_string(self) -> None:
+        self._in_string = False
+        kept = self._start
+        if len(kept) > LONG_STRING:
+            key = _LAST_KEY.search(self.kept, max(0, len(self.kept) - LONG_STRING))
+            named_text = key is not None and key[1] in _TEXTS and not kept.startswith(b"data:")
+            is_text = named_text or _BASE64.fullmatch(kept) is None
+            self.text_bytes += self._string_bytes if is_text else 0
+            kept = b"." if is_text else b""
+        self.kept += b'"%b"' % kept
 
 
 def completion_id(events: bytes) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.events import MAX_PARSED, EventStream
+from gateway.chat.events import MAX_PARSED, EventStream, WatchedEvents
 from gateway.chat.usage import Usage
 
 MAX_EVENT_BYTES = 600
@@ -536,3 +536,49 @@ def test_snowflake_never_finishes_and_zai_leaves_the_finish_out_until_it_has_one
 def test_a_dropped_chunk_is_no_output() -> None:
     assert re.search(rb'"choices":\[\]', USAGE_ONLY)
     assert read(USAGE_ONLY, drop_usage=True).output.tokens() == 0
+
+
+# Events that are passed on in pieces
+
+PICTURE = "data:image/png;base64," + "A/+z" * 1000
+LONG = {"choices": [{"index": 0, "delta": {"images": [{"image_url": {"url": PICTURE}}]}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize("event_end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("choices", [1, 2])
+def test_usage_finish_and_id_of_an_event_in_pieces_are_read(choices: int, event_end: bytes) -> None:
+    told = {"usage": {"prompt_tokens": 3, "completion_tokens": 1290}, "id": "chatcmpl-7", "service_tier": "flex"}
+    both = LONG if choices == 1 else {"choices": [*LONG["choices"], {"index": 1, "delta": {}, "finish_reason": "stop"}]}
+    raw = b"data: " + json.dumps({**both, **told}, indent=None).encode() + event_end + b": rest\n"
+    for at in range(0, len(raw), 11):
+        stream = EventStream(drop_usage=True, choices=choices, max_event_bytes=MAX_EVENT_BYTES)
+        relayed = stream.feed(raw[:at]) + stream.feed(raw[at:])
+        assert relayed == raw.removesuffix(b": rest\n")
+        assert stream.usage.final and stream.concluded and stream.all_finished
+        assert (stream.usage.prompt, stream.usage.completion, stream.usage.service_tier) == (3, 1290, "flex")
+        assert (stream.completion_id, stream.events) == ("chatcmpl-7", 1)
+
+
+def test_fields_inside_of_other_fields_and_of_texts_of_an_event_in_pieces_say_nothing() -> None:
+    lies = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}, "finish_reason": "stop"}
+    inner = {"content": PICTURE + json.dumps(lies), "metadata": {**lies, "choices": [lies]}}
+    raw = b"data: " + json.dumps({"echo": lies, "choices": [{"index": 0, "delta": inner}]}).encode() + b"\n\n"
+    for at in range(0, len(raw), 11):
+        stream = EventStream(drop_usage=True, max_event_bytes=MAX_EVENT_BYTES)
+        stream.feed(raw[:at])
+        stream.feed(raw[at:])
+        assert not (stream.finished or stream.concluded or stream.usage.prompt or stream.usage.completion)
+
+
+def test_a_watched_event_in_pieces_that_is_withdrawn_is_counted_as_if_it_had_ended_there() -> None:
+    raw = b"data: " + json.dumps(LONG).encode() + b"\n\n"
+    stream = WatchedEvents(drop_usage=True, max_event_bytes=MAX_EVENT_BYTES)
+    for at in range(0, 3000, 1000):
+        stream.feed(raw[at : at + 1000])
+        stream.deliver(0)
+    counted = stream.output.tokens()
+    assert counted > 0
+    stream.feed(raw[3000:])
+    assert stream.finished
+    stream.withdraw(0)
+    assert (stream.output.tokens(), stream.finished) == (counted, False)

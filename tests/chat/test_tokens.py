@@ -139,8 +139,31 @@ def test_one_event_with_much_metadata_among_small_ones_is_not_counted_as_text(at
     assert counted(*small[:at], encrypted, *small[at:]) == pytest.approx(counted(*small), rel=0.1)
 
 
-def test_an_event_too_long_to_be_parsed_is_estimated_from_all_its_bytes() -> None:
-    long = event(text("x" * 1000))
+PICTURE = "iVBORw0KGgo" + "A/+z" * 1000
+LONG_EVENTS: dict[str, tuple[dict[str, Any], int]] = {
+    "a short text": ({"content": "x" * 1000}, 250),
+    "a long text": ({"content": "x" * 4000}, 1000),
+    "words": ({"note": "some words " * 400}, 1100),
+    "escapes": ({"content": '\\"\n' * 1000}, 1500),
+    "a picture": ({"images": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}]}, 0),
+    "a picture as text": ({"content": f"![](x) data:image/png;base64,{PICTURE}"}, 1012),
+    "a picture alone as text": ({"content": f"data:image/png;base64,{PICTURE}"}, 0),
+    "sound": ({"audio": {"id": "a", "data": PICTURE, "transcript": "hello there."}}, 3),
+}
+
+
+@pytest.mark.parametrize("name", LONG_EVENTS)
+def test_an_event_that_is_passed_on_in_pieces_is_counted_without_its_base64(name: str) -> None:
+    delta, tokens = LONG_EVENTS[name]
+    long = event(chunk(delta))
+    for cuts in ([100, 500], range(0, len(long), 7), range(len(long))):
+        stream, relayed = feed_cut(long, *cuts, max_event_bytes=50)
+        assert b"".join(relayed) == long
+        assert stream.output.tokens() == pytest.approx(tokens, abs=2)
+
+
+def test_an_event_with_too_many_short_texts_is_counted_from_all_its_bytes() -> None:
+    long = event(chunk({"content": [{"text": "x" * 100}] * 1000}))
     stream, _ = feed_cut(long, 100, 500, max_event_bytes=50)
     assert stream.output.tokens() == -(-len(long) // 4)
 
