@@ -30,8 +30,8 @@ MAX_LOADED = 130
 WAY_OF_A_REQUEST = tuple(f"gateway/{name}" for name in ("base", "chat", "domain", "chain", "proxy", "server"))
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     "gateway and plugins": (("gateway", "plugins"), 50_000),
-    "the way of a request": (WAY_OF_A_REQUEST, 13_050),
-    "tests without tests/bench": (("tests",), 69_700),
+    "the way of a request": (WAY_OF_A_REQUEST, 13_180),  # the pace of models that think unseen; events in pieces
+    "tests without tests/bench": (("tests",), 69_900),  # answers that are left; events in pieces
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

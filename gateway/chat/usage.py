@@ -16,6 +16,7 @@ A usage object is read by these rules:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 from math import ceil, floor
@@ -30,6 +31,11 @@ MAX_COUNT: Final = 1 << 40
 MAX_KEPT: Final = 4096
 """Bytes of a usage object that is kept as it came. A larger one is not kept."""
 MAX_COST_MICROS: Final = 10**15
+LEARN_EVERY_S: Final = 5.0
+LEARN_FROM_S: Final = 0.2
+"""A shorter answer says more about the connection than about the pace."""
+LEARN_SHARE: Final = 0.25
+"""The share of the newest answer in the pace."""
 
 COUNTS: Final = frozenset(("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"))
 """An object that has nothing else needs no closer look: some upstreams send one with each event."""
@@ -165,6 +171,34 @@ class ReportedUsage(msgspec.Struct):
             written = min(written, prompt)
             cached = min(cached, prompt - written)
         return Usage(prompt, completion, source, cached, written, 1)
+
+
+class Pace:
+    """The pace at which a model generates: of one that also thinks unseen, for answers that are left before their usage.
+
+    It is learned from whole answers with a usage that tells more output than their text shows, a third of it at least. Of other
+    models, and until the first such answer, it is 0: their text is all that is known.
+    """
+
+    __slots__ = ("_learn_at", "tokens_per_s")
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 0.0
+        self._learn_at = 0.0
+
+    def learn(self, usage: Usage, visible: Callable[[], int], began: float) -> None:
+        """Learn from a whole answer that was asked for at `began`, once in `LEARN_EVERY_S` at most. `visible`: as in its text."""
+        now = time.monotonic()
+        if now < self._learn_at or usage.source != "upstream" or now - began < LEARN_FROM_S:
+            return
+        self._learn_at = now + LEARN_EVERY_S
+        if visible() * 3 <= usage.completion_tokens * 2:
+            pace = usage.completion_tokens / (now - began)
+            self.tokens_per_s += (pace - self.tokens_per_s) * (LEARN_SHARE if self.tokens_per_s else 1)
+
+    def tokens(self, seconds: float) -> int:
+        """Return the tokens that are generated in some time."""
+        return ceil(self.tokens_per_s * seconds)
 
 
 def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:

@@ -1,4 +1,4 @@
-"""Certificate authorities of a file: the TLS context that trusts them, and the extensions that a certificate lacks.
+"""Certificate authorities of a channel's `ca_file`: the TLS context that trusts them, and the extensions that a certificate lacks.
 
 From Python 3.13 on, a certificate is refused by default where an extension is missing that RFC 5280 asks for, as in many private
 authorities. Where an operator names the file, the certificates in it are meant, so this check alone is left out.

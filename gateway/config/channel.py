@@ -158,7 +158,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
     upstream_stream: bool = False
     ceiling_field: Literal["max_tokens", "max_completion_tokens"] | None = None
     timers: Timers = Timers()
-    on_caller_gone: Literal["cancel", "drain"] = "cancel"
+    on_caller_gone: Literal["cancel", "drain"] = "drain"
     drain_limit: SecondsOrNone = 30
     max_response_bytes: Bytes = 64 * 1024 * 1024
     dialect: str | None = None

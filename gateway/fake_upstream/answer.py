@@ -63,6 +63,8 @@ class Completion:
         self.pace_s = pace_s
         all_words = (chat.reply() if words is None else words).split()
         self.words = all_words[: chat.max_completion_tokens or chat.max_tokens]
+        self.thoughts = 0
+        """Output tokens that are not shown."""
         self.finish_reason = "stop" if len(self.words) == len(all_words) else "length"
         self._id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
@@ -70,7 +72,7 @@ class Completion:
     def usage(self, completion_tokens: int | None = None) -> dict[str, int]:
         """Return the token counts; `completion_tokens` replaces the true count of the answer."""
         prompt = sum(len(message.words()) for message in self.chat.messages)
-        completion = len(self.words) if completion_tokens is None else completion_tokens
+        completion = self.thoughts + len(self.words) if completion_tokens is None else completion_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -80,6 +82,10 @@ class Completion:
     def content(self, text: str) -> str:
         """Return a chunk with a piece of text."""
         return self._chunk([_choice({"content": text})])
+
+    def reasoning(self, text: str) -> str:
+        """Return a chunk with a piece of reasoning."""
+        return self._chunk([_choice({"reasoning_content": text})])
 
     def text(self) -> list[str]:
         """Return the chunk with the role, then one for each word."""

@@ -28,6 +28,7 @@ ANSWERS: Final[dict[str, Answer]] = {}
 """The function of each mode, by its name."""
 
 SLOW_FIRST_PACES: Final = 50
+THOUGHTS: Final = 50
 HUGE_BYTES: Final = 2_000_000
 REFUSALS: Final = {
     401: ("invalid_api_key", "Incorrect API key provided."),
@@ -80,6 +81,22 @@ async def forever() -> NoReturn:
 async def words(call: Completion, stream: EventSourceResponse) -> None:
     """Stream words at a reading pace, as a well-behaved upstream does."""
     await call.send(stream, call.text() + call.ending())
+
+
+@streaming("thinks")
+async def thinks(call: Completion, stream: EventSourceResponse) -> None:
+    """Think for fifty times the pace without an event, then like words; the usage has fifty tokens more."""
+    call.thoughts = THOUGHTS
+    await asyncio.sleep(call.pace_s * THOUGHTS)
+    await words(call, stream)
+
+
+@streaming("thinks-in-the-open")
+async def thinks_in_the_open(call: Completion, stream: EventSourceResponse) -> None:
+    """Stream fifty words of reasoning, then like words; the usage has fifty tokens more."""
+    call.thoughts = THOUGHTS
+    await call.send(stream, [call.reasoning(" hm")] * THOUGHTS)
+    await words(call, stream)
 
 
 @streaming("crlf", separator="\r\n")

@@ -26,7 +26,7 @@ from gateway.base.log import Logger
 from gateway.chain.chain import Chain
 from gateway.chat.answers import Response, WholeAnswer
 from gateway.chat.request import Body, BodyPart
-from gateway.chat.usage import Usage
+from gateway.chat.usage import Pace, ReportedUsage, Usage
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Caller, Candidate, CircuitBreaker, Trace
@@ -65,6 +65,7 @@ class UpstreamCall:
         self.candidate = candidate
         self.breaker = breaker
         self.upstream: UpstreamConnection | None = None
+        self.pace = Pace()
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
         self.began = time.monotonic()
@@ -89,6 +90,7 @@ class UpstreamCall:
         name = self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         endpoint = pool.endpoint(channel, self.chain.generation, self.dialect)
+        self.pace = endpoint.paces[self.candidate.model]
         if self.dialect is None:
             self.parts = self.body.upstream(
                 self.candidate.model,
@@ -204,7 +206,7 @@ class UpstreamCall:
                 return finish_gathering(self, self.gathering, relay, reason)
             await self._conclude(relay, reason)
             return None
-        if self.caller.gone or reason is EndReason.STOPPING:
+        if reason in (EndReason.CALLER, EndReason.STOPPING):
             return self.interrupted()
         if relay.failure is not None:
             raise relay.failure
@@ -261,7 +263,7 @@ class UpstreamCall:
         error = relay.events.error
         if relay.hooks is not None and relay.hooks.withheld:
             reason, error = relay.hooks.reason, None
-        meter_stream(self.attempt, relay, self.body, self.candidate)
+        self.meter_stream(relay, reason)
         whole = is_complete(relay, reason)
         await conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
 
@@ -281,8 +283,20 @@ class UpstreamCall:
         """Return why the exchange ends before the first event: the gateway stops or ends it. Raises `CallerGone`."""
         self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
         if self.caller.gone:
+            meter(self.attempt, ReportedUsage(), self.tokens_by_time, self.body, self.candidate)
             raise CallerGone
         return UpstreamFailure(self.exchange.stopped or unavailable(), final=True)
+
+    def tokens_by_time(self) -> int:
+        """Return the output tokens of the time since the call began, at the pace of the model: 0 where none is known."""
+        return self.pace.tokens(time.monotonic() - self.began)
+
+    def meter_stream(self, relay: Relay, reason: EndReason) -> None:
+        """Set the usage of a stream that has ended, and learn from it. The time counts where the end is the caller's doing."""
+        left = self.caller.gone or reason is EndReason.CALLER_STALLED
+        meter_stream(self.attempt, relay, self.body, self.candidate, self.tokens_by_time() if left else 0)
+        if not (left or relay.slowed):
+            self.pace.learn(self.attempt.usage, relay.events.output.tokens, self.began)
 
     def prepare_json(self, text: bytes) -> UpstreamFailure | None:
         """Prepare a JSON answer, which is written once it is charged. Return why there is none: a plugin ended the exchange.
@@ -318,13 +332,16 @@ async def pass_on(
     channel = call.candidate.channel
     call.deadline = call.exchange.started + channel.timers.total
     response = await _read(upstream, channel, call.remaining_s(), ended)
-    if call.caller.gone or ended.done():
+    if ended.done():
         return call.interrupted()
     if isinstance(response, UpstreamFailure):
         return response
     call.answered()
     call.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
     meter(call.attempt, response.usage, response.estimate_output, call.body, call.candidate)
+    call.pace.learn(call.attempt.usage, response.estimate_output, call.began)
+    if call.caller.gone:
+        raise CallerGone
     return call.prepare_json(response.text)
 
 
@@ -354,7 +371,7 @@ def finish_gathering(
     """Charge a gathered stream that has ended, and prepare the answer. Return why there is none. Raises `CallerGone`."""
     exchange, attempt, events = call.exchange, call.attempt, relay.events
     exchange.first_byte, exchange.bytes, exchange.events = None, 0, 0
-    meter_stream(attempt, relay, call.body, call.candidate)
+    call.meter_stream(relay, reason)
     if call.caller.gone:
         raise CallerGone
     credentials, usage = call.candidate.channel.scrubbed, attempt.usage

@@ -53,9 +53,13 @@ def meter(
         attempt.cost = candidate.cost.in_tier(reported.service_tier)
 
 
-def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidate) -> None:
-    """Set the usage of a stream that has ended. The report is kept as the upstream wrote it, also in another dialect."""
-    meter(attempt, relay.events.usage, relay.events.output.tokens, body, candidate)
+def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidate, by_time: int) -> None:
+    """Set the usage of a stream that has ended. The report is kept as the upstream wrote it, also in another dialect.
+
+    `by_time`: the output tokens of the time that the upstream worked, 0 where that does not count.
+    """
+    output = relay.events.output
+    meter(attempt, relay.events.usage, lambda: max(output.tokens(), by_time), body, candidate)
     if relay.translation is not None:
         text = relay.translation.reported.decode(errors="replace")
         attempt.reported = failure.scrubbed(text, candidate.channel.scrubbed)

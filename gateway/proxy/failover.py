@@ -57,11 +57,9 @@ class Failover:
         route = exchange[Route]
         untried = list(route.candidates)
         last: UpstreamFailure | None = None
-        while untried and len(exchange.attempts) < MAX_ATTEMPTS:
+        while untried and len(exchange.attempts) < MAX_ATTEMPTS and not caller.gone:
             if last is not None and not await chain.may_fail_over(exchange):
                 break
-            if caller.gone:
-                raise CallerGone
             if exchange.stopped is not None:
                 raise exchange.stopped
             try:
@@ -88,6 +86,8 @@ class Failover:
                 call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
                 call.message.clear()
                 route.breaker.left(candidate, exchange.id)
+        if caller.gone:
+            raise CallerGone
         if last is None:
             raise Refused(404, "model_not_found", "Nothing serves this model.")
         asked_s = last.error.retry_after_s or 0.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from yarl import URL
 from gateway.base.log import Logger
 from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
+from gateway.chat.usage import Pace
 from gateway.config.channel import BEARER, Channel, CredentialPlace, auth_of
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.scheduler import Turns
@@ -107,6 +108,8 @@ class Endpoint:
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
         self.credentials = Credentials(channel.credentials, credentials)
         self._turns = turns
+        self.paces: defaultdict[str, Pace] = defaultdict(Pace)
+        """The pace of each of its models."""
         self.generations: set[int] = set()
         """The generations of the configuration whose exchanges may use it."""
         self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)

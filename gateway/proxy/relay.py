@@ -117,6 +117,9 @@ class Relay:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self.state = RelayState.COLLECTING
+        self._left = False
+        self.slowed = False
+        """The source had to wait for the caller."""
         self.failure: BaseException | None = None
         """What a plugin raised, or why the headers of `begin` cannot be sent."""
         self.events = events
@@ -230,7 +233,7 @@ class Relay:
             return
         events.completion_id = events.completion_id or sse.completion_id(first)
         events.usage.service_tier = events.usage.service_tier or sse.service_tier(first)
-        self.state = RelayState.RELAYING
+        self.state = RelayState.ABANDONED if self._left else RelayState.RELAYING
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))
         exchange.first_byte = time.monotonic()
@@ -334,6 +337,7 @@ class Relay:
 
     def _on_caller_flow(self, full: bool) -> None:
         if full:
+            self.slowed = True
             self._source.pause()
             self._stall_timer = self._loop.call_later(
                 self.channel.timers.write_stall, self.end, EndReason.CALLER_STALLED
@@ -343,13 +347,12 @@ class Relay:
             self._stop_stall_timer()
 
     def _on_caller_gone(self) -> None:
-        if self.state is not RelayState.RELAYING:
-            self.end(EndReason.CALLER)
-            return
-        finished = self.events.all_finished
-        self.state = RelayState.CONCLUDING if finished else RelayState.ABANDONED
-        drain_s = self.channel.drain_limit if self.channel.on_caller_gone == "drain" else 0.0
-        wait_s = max(drain_s, USAGE_WAIT_S) if finished else drain_s
+        wait_s = self.channel.drain_limit if self.channel.on_caller_gone == "drain" else 0.0
+        self._left = True
+        if self.state is RelayState.RELAYING:
+            finished = self.events.all_finished
+            self.state = RelayState.CONCLUDING if finished else RelayState.ABANDONED
+            wait_s = max(wait_s, USAGE_WAIT_S) if finished else wait_s
         if self.events.concluded or not wait_s:
             self.end(EndReason.CALLER)
             return

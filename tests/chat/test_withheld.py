@@ -76,7 +76,7 @@ def recorded(reads: list[bytes], stop: bytes, **options: Any) -> tuple[object, .
     assert relay.withheld and exchange.stopped is STOP
     attempt = Attempt("a", "m")
     if relay.state is not RelayState.COLLECTING:
-        meter_stream(attempt, relay, twin.body, Candidate("a", twin.channel, "m", None))
+        meter_stream(attempt, relay, twin.body, Candidate("a", twin.channel, "m", None), by_time=0)
     written = b"".join(call for call in twin.to_caller.calls if isinstance(call, bytes))
     sent = written.partition(b"\r\n\r\n")[2]
     twin.close()

@@ -32,8 +32,11 @@ def configuration(
 ) -> str:
     """Return YAML with the whole chain, one channel with a credential, and its models.
 
-    `channel` is appended to the channel's settings, `more` to the file. A test that stops the store sets `store_timeout`.
+    `channel` is appended to the channel's settings, `more` to the file. A test that stops the store sets `store_timeout`. Unless
+    `channel` says otherwise, no answer is read on when its caller leaves: scripted upstreams never end many of theirs.
     """
+    if "on_caller_gone" not in channel:
+        channel += ", on_caller_gone: cancel"
     return f"""
 channels:
   fake: {{base_url: "{base_url}", api_key: channel-credential-4711{channel}}}

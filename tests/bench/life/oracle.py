@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway import Outcome
+from gateway.config.channel import Channel
 from gateway.usage.record import Record
 from tests.bench.life.answers import KINDS, WHOLE
 from tests.bench.life.busy import BUSY
@@ -160,7 +161,8 @@ class Oracle:
 
     def _outcomes(self, seen: Seen) -> set[Outcome]:
         """Return the outcomes that agree with what the caller saw."""
-        later = NEAR_S if seen.saw is Saw.LEFT else 0.2  # the end of such a request comes after its caller has left
+        # An answer is read on after its caller has left.
+        later = NEAR_S + Channel(base_url="http://127.0.0.1").drain_limit if seen.saw is Saw.LEFT else 0.2
         crashed = {Outcome.GATEWAY_CRASHED} if self._around(seen, DIED, NEAR_S, later) else set()
         match seen.saw:
             case Saw.WHOLE:
