@@ -42,6 +42,13 @@ def plugin_class(use: str) -> type[Plugin]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if (
+            error.name == module_name and not separator
+        ):  # it is installed, so that something else has the name of its package
+            hiding = getattr(sys.modules.get(module_name.partition(".")[0]), "__file__", None) or "another package"
+            raise ValueError(
+                f"cannot import `{error.name}`: `{hiding}` hides its package; give that another name"
+            ) from None
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
     except BaseException as error:
         raise ValueError(f"importing `{module_name}` failed: {describe_error(error)}{_cure(error)}") from None

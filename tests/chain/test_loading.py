@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +81,35 @@ def test_a_plugin_in_a_file_beside_the_yaml_is_built_with_its_settings(folder: P
     assert (plugin.greeting, plugin.times) == ("hello", 2)  # type: ignore[attr-defined]
     assert [step.name for step in chain.entries] == ["auth", "greeter_0815:Greeter", "model-routing"]
     assert chain.generation == 7
+
+
+def checked(folder: Path, **environment: str) -> str:
+    """Return what `gateway check` says of a file with a plugin in a folder that is called `plugins`, as the shipped ones' is."""
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "mine.py").write_text(GREETER)
+    (folder / "gateway.yaml").write_text(
+        "channels: {a: {base_url: 'http://127.0.0.1:9'}}\nmodels: {m: {free: true, channels: [a]}}\ngroups: {default: {}}\n"
+        + CHAIN.format(use="plugins.mine:Greeter", settings="{greeting: hello}")
+    )
+    command = (Path(sys.executable).with_name("gateway"), "check", "--config", folder / "gateway.yaml")
+    done = subprocess.run(
+        command, env=os.environ | environment, cwd=folder, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("on_path", [False, True], ids=["beside", "on PYTHONPATH"])
+def test_a_folder_of_ones_own_may_be_called_plugins(tmp_path: Path, on_path: bool) -> None:
+    said = checked(tmp_path, **({"PYTHONPATH": str(tmp_path)} if on_path else {}))
+    assert "plugins.mine:Greeter" in said and "import" not in said, said
+
+
+def test_a_package_that_hides_the_shipped_plugins_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "first" / "plugins" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("")
+    said = checked(tmp_path, PYTHONPATH=str(tmp_path / "first"))
+    assert f"cannot import `plugins.auth`: `{package}` hides its package; give that another name" in said
 
 
 def test_a_disabled_plugin_is_not_even_imported(folder: Path) -> None:

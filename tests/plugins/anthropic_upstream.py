@@ -41,14 +41,15 @@ def refused(status: int, kind: str, message: str = "No.", more: str = "") -> lis
     return [head.encode() + body]
 
 
-def configuration(claude: str, plain: str, spare: int) -> str:
+def configuration(claude: str, plain: str, spare: int, more: str = "") -> str:
     """Return YAML with a model that is served by Anthropic first, one the other way round, and one by Anthropic alone.
 
-    `spare`: the number of further models of either kind, with channels of their own, each of which may fail once.
+    `more` is appended to the settings of Anthropic's channels. `spare`: the number of further models of either kind, with
+    channels of their own, each of which may fail once.
     """
     both = "{use: %s, priority: 0}, {use: %s, priority: 1}"
     prices = json.dumps(PRICE).strip("{}").replace('"', "")
-    channel = f'{{base_url: "{claude}", api_key: {KEY}, dialect: anthropic}}'
+    channel = f'{{base_url: "{claude}", api_key: {KEY}, dialect: anthropic{more}}}'
     pairs = [(f"alone-{number}", f"alone{number}") for number in range(spare)]
     first = [(f"both-{number}", f"claude{number}") for number in range(spare)]
     channels = "".join(f"  {name}: {channel}\n" for _, name in pairs + first)
@@ -74,13 +75,13 @@ store: {{timeout: {PATIENCE_S}}}
 
 @asynccontextmanager
 async def whole(
-    folder: Path, url: str, *scripts: list[Step], plain: list[Step] = PLAIN, spare: int = 0
+    folder: Path, url: str, *scripts: list[Step], plain: list[Step] = PLAIN, spare: int = 0, channel: str = ""
 ) -> AsyncIterator[Any]:
     """Yield a gateway in front of an upstream of either kind, and a token."""
     async with (
         Scripted(*scripts) as claude,
         Scripted(plain) as other,
-        running(configuration(claude.base_url, other.base_url, spare), folder, url) as gateway,
+        running(configuration(claude.base_url, other.base_url, spare, channel), folder, url) as gateway,
     ):
         yield gateway, await gateway.token(credit=50_000_000), claude, other
 

@@ -66,6 +66,18 @@ async def test_both_clients_read_the_same_and_the_charge_is_right(store_url: str
         }
 
 
+async def test_a_channel_may_name_another_version_and_drop_what_it_takes_away(store_url: str, tmp_path: Path) -> None:
+    more = ", headers: {anthropic-version: '2026-10-21'}, drop: [temperature, top_p, top_k]"
+    async with whole(tmp_path, store_url, answered(wire(CACHED)), channel=more) as (gateway, token, claude, _):
+        asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "messages": LONG}
+        assert (await ask(gateway.port, chat(token, asked))).whole
+        head, body = claude.requests[0].split(b"\r\n\r\n", 1)
+        assert [line for line in head.decode().lower().split("\r\n") if "version" in line] == [
+            "anthropic-version: 2026-10-21"
+        ]
+        assert json.loads(body).keys() == {"model", "max_tokens", "stream", "messages"}
+
+
 async def test_one_json_answer_is_gathered(store_url: str, tmp_path: Path) -> None:
     async with whole(tmp_path, store_url, answered(wire(CACHED))) as (gateway, token, _, _):
         answer = await ask(gateway.port, chat(token, {"stream": False, "messages": LONG}))
