@@ -31,7 +31,7 @@ WAY_OF_A_REQUEST = tuple(f"gateway/{name}" for name in ("base", "chat", "domain"
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     "gateway and plugins": (("gateway", "plugins"), 50_000),
     "the way of a request": (WAY_OF_A_REQUEST, 13_180),  # the pace of models that think unseen; events in pieces
-    "tests without tests/bench": (("tests",), 69_950),  # answers that are left; events in pieces
+    "tests without tests/bench": (("tests",), 69_960),  # answers that are left; events in pieces; a clock that is told
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

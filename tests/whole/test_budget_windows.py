@@ -63,8 +63,15 @@ class Moved:
         self.books = books
         self._clock = clock
 
-    def set(self, moment: str) -> None:
-        """Set the clock of the gateway and the store."""
+    async def set(self, moment: str) -> None:
+        """Set the clock of the gateway and the store. Returns when the store tells it."""
+        self.prepare(moment)
+        async with self.books.store() as store, asyncio.timeout(PATIENCE_S):
+            while abs(int((await store.client.call("TIME"))[0]) - datetime.fromisoformat(moment).timestamp()) > 5:
+                await asyncio.sleep(0.01)
+
+    def prepare(self, moment: str) -> None:
+        """Set the clock by which the gateway and the store begin."""
         offset = round(datetime.fromisoformat(moment).timestamp() - time.time())
         with self._clock.open("r+b") as file:
             file.write(struct.pack("q", offset))
@@ -109,7 +116,7 @@ async def moved(
             books.file.write_text(text.replace(name, more))
         books.embedded.stop()
         given = Moved(books, clock)
-        given.set(moment)
+        given.prepare(moment)
         try:
             with monkeypatch.context() as patch:
                 patch.setenv("LD_PRELOAD", str(library))
@@ -131,7 +138,7 @@ async def test_a_stream_over_the_end_of_a_month_counts_in_the_month_of_its_hold(
             while not upstream.requests:
                 await asyncio.sleep(0.01)
         assert "It resets at 2026-12-01T00:00:00+01:00." in await given.refused()
-        given.set("2026-12-01T00:00:01+01:00")
+        await given.set("2026-12-01T00:00:01+01:00")
         await given.answered()
         november = {field: amount for field, amount in (await given.sums()).items() if field.startswith("T")}
         assert november.popitem()[1] > 2 * EXACT, "the stream's hold, and the other's charge"
@@ -149,9 +156,9 @@ async def test_a_day_on_which_summer_time_ends_has_25_hours(tmp_path: Path, monk
     async with moved(tmp_path, monkeypatch, auth, "2026-10-25T00:00:05+02:00") as (given, upstream):
         upstream.gate.set()
         await given.answered()
-        given.set("2026-10-25T23:30:00+01:00")
+        await given.set("2026-10-25T23:30:00+01:00")
         assert "It resets at 2026-10-26T00:00:00+01:00." in await given.refused()
-        given.set("2026-10-26T00:00:01+01:00")
+        await given.set("2026-10-26T00:00:01+01:00")
         await given.answered()
         assert list((await given.sums()).values()) == [1]
 
@@ -161,9 +168,9 @@ async def test_a_day_on_which_summer_time_begins_has_23_hours(tmp_path: Path, mo
     async with moved(tmp_path, monkeypatch, auth, "2026-03-29T00:00:05+01:00") as (given, upstream):
         upstream.gate.set()
         await given.answered()
-        given.set("2026-03-29T23:59:30+02:00")
+        await given.set("2026-03-29T23:59:30+02:00")
         assert "It resets at 2026-03-30T00:00:00+02:00." in await given.refused()
-        given.set("2026-03-30T00:00:01+02:00")
+        await given.set("2026-03-30T00:00:01+02:00")
         await given.answered()
 
 
@@ -176,8 +183,8 @@ async def test_a_clock_that_is_set_back_over_midnight_gives_no_budget_twice(
     ):
         upstream.gate.set()
         await given.answered()
-        given.set("2026-11-23T23:58:00+01:00")
+        await given.set("2026-11-23T23:58:00+01:00")
         assert "It resets at 2026-11-25T00:00:00+01:00." in await given.refused()
-        given.set("2026-11-25T00:00:01+01:00")
+        await given.set("2026-11-25T00:00:01+01:00")
         await given.answered()
         assert await given.sums() == {"R": 1}
