@@ -170,7 +170,8 @@ async def test_a_drain_ends_at_its_limit_even_if_the_caller_did_not_read(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     channel = ", on_caller_gone: drain, drain_limit: 2, timers: {write_stall: 0.3}"
-    async with between([CHUNKED, ENDLESS], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
+    paced = Forever(ENDLESS.data, 0.05)  # so that the most bytes of an answer are not reached before
+    async with between([CHUNKED, paced], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         asked_at = asyncio.get_running_loop().time()  # a caller that does not read may count as gone before it resets
         await caller.send(chat(token))
