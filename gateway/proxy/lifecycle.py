@@ -1,8 +1,8 @@
 """One exchange from its arrival to its end: the request hooks, the upstream, the end hooks.
 
-Every exchange ends here, once, with an outcome. `on_end` of each plugin that was entered runs in a task of its own, which a
-disconnecting caller cannot cancel and for which a stop of the gateway waits. The end of a stream is written only after `on_end`,
-so a caller that has a complete answer has been charged for it, even if the process is killed right after.
+Every exchange ends here, once, with an outcome. `on_end` of each plugin that was entered runs in the task of the exchange, which
+a disconnecting caller does not cancel and for which a stop of the gateway waits. The end of a stream is written only after
+`on_end`, so a caller that has a complete answer has been charged for it, even if the process is killed right after.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
@@ -46,7 +45,7 @@ class ExchangeRunner:
     def __init__(self, failover: Failover, metrics: Metrics) -> None:
         self.failover = failover
         self.metrics = metrics
-        self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Entry]]] = {}
+        self._ending: dict[asyncio.Task[Any], tuple[Exchange, list[Entry]]] = {}
         self.open = 0
         """Exchanges in progress."""
         self.exchanges: set[Exchange] = set()
@@ -64,12 +63,7 @@ class ExchangeRunner:
         finally:
             self.exchanges.discard(exchange)
             exchange.ended = time.monotonic()
-            loop = asyncio.get_running_loop()
-            ended: asyncio.Future[None] = loop.create_future()
-            task = loop.create_task(self._end(exchange, chain, entered))
-            self._ending[task] = exchange, entered
-            task.add_done_callback(partial(self._on_ended, ended))
-            await ended
+            await self._end(exchange, chain, entered)
         if exchange.outcome is Outcome.COMPLETED:
             caller.finish()
             crash_points.point("answer.finished")
@@ -102,22 +96,21 @@ class ExchangeRunner:
         return [(exchange.id, entered[-1].name) for exchange, entered in old if entered]
 
     async def _end(self, exchange: Exchange, chain: Chain, entered: list[Entry]) -> None:
+        task: Any = asyncio.current_task()
+        while task.cancelling():
+            task.uncancel()  # what cancelled the exchange does not give up its end hooks
+        self._ending[task] = exchange, entered
         try:
             await chain.end(exchange, entered)
-        finally:
-            exchange.drop_values()  # an error of a library that refers to itself may keep the exchange
-        try:
             self.metrics.ended(exchange)
         except Exception:  # a plugin left a value of a wrong type on the exchange
             log.exception("request_not_counted", request_id=exchange.id)
-
-    def _on_ended(self, ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:
-        self._ending.pop(task, None)
-        if not ended.done():
-            ended.set_result(None)
-        self.open -= 1
-        if not self.open:
-            self._idle.set()
+        finally:
+            del self._ending[task]
+            exchange.drop_values()  # an error of a library that refers to itself may keep the exchange
+            self.open -= 1
+            if not self.open:
+                self._idle.set()
 
     async def _serve(
         self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Entry]
