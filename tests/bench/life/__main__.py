@@ -3,8 +3,8 @@
 A real gateway (two workers, an embedded store, the whole shipped chain) on loopback, in a temporary folder. Callers of many
 kinds come at random, hostile ones among them; upstreams answer and fail in many ways; meanwhile the configuration is edited,
 well and wrongly, accounts and tokens are changed, workers, sink and store are killed or frozen, the network between gateway
-and upstreams fails, and the disk is full for a while. All of that is planned from the seed, so a plan can be repeated; how
-the events of a run interleave cannot.
+and upstreams fails, the disk is full for a while, and in a run of more than ten minutes the clock steps. All of that is
+planned from the seed, so a plan can be repeated; how the events of a run interleave cannot.
 
 At the end every request is judged: its answer by what was done at the time, its record by what its caller saw, its charge by
 the upstream's own account. The books must balance, memory, tasks and sockets must be level, and neither a traceback nor a

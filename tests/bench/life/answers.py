@@ -177,6 +177,36 @@ for _name in ("words", "proxied", "spare", "exact", "seasonal", "managed"):
     kind(_name)(whole)
 
 
+async def thinks(call: Call, *, openly: bool) -> None:
+    """Think a thought for each word, then send the words. The usage tells both."""
+    await call.head()
+    thoughts = call.words
+    for number in range(thoughts):
+        await asyncio.sleep(max(call.pace_s, 0.01))
+        call.served.output += 1
+        if openly:
+            thought = f" t{number:04}"
+            call.served.output_bytes += len(thought)
+            await call.chunk({"reasoning_content": thought})
+        else:
+            await call.data(b": thinking\n\n")
+    await call.text(call.words)
+    await call.chunk({}, "stop")
+    await asyncio.sleep(float(call.body.get("late", 0)))
+    await call.usage_chunk()
+    await call.done()
+
+
+@kind("thinks-unseen")
+async def thinks_unseen(call: Call) -> None:
+    await thinks(call, openly=False)
+
+
+@kind("thinks-openly")
+async def thinks_openly(call: Call) -> None:
+    await thinks(call, openly=True)
+
+
 @kind("usage-beside")
 async def usage_beside(call: Call) -> None:
     await call.head()

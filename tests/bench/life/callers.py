@@ -191,7 +191,7 @@ HONEST: Final[dict[Caller, int]] = {
     asks_failing: 30,
     asks_proxied: 12,
     asks_echo: 3,
-    sends_large: 3,
+    sends_large: 6,
     takes_whole_json: 3,
     looks: 8,
     obeys: 4,

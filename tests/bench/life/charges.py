@@ -77,7 +77,8 @@ def _bounds(seen: Seen, record: Record, served: Served) -> tuple[Tokens, Tokens]
     delivered = served.output if seen.saw is Saw.WHOLE else max(0, min(served.output, seen.events - 2))
     low_output, high_output = delivered // 2, 2 * served.output + served.output_bytes // 2 + 16
     if rule == "exact" and served.final and served.told is not None:
-        if record.outcome is Outcome.COMPLETED:
+        # The answer is read on after its caller has left.
+        if record.outcome is Outcome.COMPLETED or (served.finished and record.outcome is Outcome.CALLER_GONE):
             return served.told, served.told
         return (min(least, served.told[0]), low_output), (max(most, served.told[0]), max(high_output, served.told[1]))
     if rule == "larger" and served.told is not None:

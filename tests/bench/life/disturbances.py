@@ -26,6 +26,8 @@ COMMANDS: Final = 8
 """How often a command is run whose store was away or too slow."""
 AFTER_FULL_S: Final = 3.0
 """Time for the store to write what it has in memory only; a kill before that is a second fault at the same time."""
+DAY_S: Final = 86_400
+CLOCK_STEPS_S: Final = (-30 * DAY_S, -7200, -360, 360, 40 * DAY_S)
 TAKEN_UP_S: Final = 1.5
 """Time for the parent to notice a new file and for the workers to take it up."""
 
@@ -214,6 +216,14 @@ class Disturber:
             self.disk.roomy()
             await asyncio.sleep(AFTER_FULL_S)
 
+    async def step_clock(self, chance: random.Random) -> None:
+        """Let the clock of the gateway's machine be wrong for some seconds."""
+        seconds = chance.choice(CLOCK_STEPS_S)
+        with self.world.timeline.during("clock", f"{seconds} s"):
+            self.site.step_clock(seconds)
+            await asyncio.sleep(chance.uniform(1, 5))
+            self.site.step_clock(0)
+
     def spare(self) -> None:
         """Choose the worker that is never killed from now on."""
         self.spared = self.site.workers()[0]
@@ -264,3 +274,5 @@ DECK: Final = (
     *("bad_network", "full_disk", "mistake_and_kill", "cut_store"),
 )
 """The disturbances of one round. Each round has another order."""
+LONG_DECK: Final = (*DECK, "step_clock", "step_clock")
+"""The same for a run of more than ten minutes, whose gateway and store have a clock that can be set."""

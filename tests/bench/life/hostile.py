@@ -23,7 +23,7 @@ AT_ONCE: Final = 6
 
 async def leaves_early(world: World, chance: random.Random) -> None:
     """Leave by FIN or RST right after the request, before there is an answer."""
-    seen = world.begin("leaves early", chance.choice(("words", "silent")), honest=False)
+    seen = world.begin("leaves early", chance.choice(("words", "thinks-unseen", "silent")), honest=False)
     line = Line(world.port)
     try:
         await line.open()
@@ -38,7 +38,8 @@ async def leaves_early(world: World, chance: random.Random) -> None:
 
 async def leaves_midway(world: World, chance: random.Random) -> None:
     """Leave by FIN or RST after some events."""
-    seen = world.begin("leaves midway", chance.choice(("words", "stalls", "logprobs")), honest=False)
+    models = ("words", "stalls", "logprobs", "huge-event", "thinks-unseen", "thinks-openly")
+    seen = world.begin("leaves midway", chance.choice(models), honest=False)
     some = chance.randint(1, 8)
     body = body_of(seen, chance, pace=0.03, words=30)
     await ask(world, seen, body, stop=lambda seen: seen.events >= some, reset=chance.random() < 0.5)
@@ -46,7 +47,7 @@ async def leaves_midway(world: World, chance: random.Random) -> None:
 
 async def leaves_at_finish(world: World, chance: random.Random) -> None:
     """Leave as soon as the finish reason is there, before the usage."""
-    seen = world.begin("leaves at finish", chance.choice(("words", "usage-beside")), honest=False)
+    seen = world.begin("leaves at finish", chance.choice(("words", "usage-beside", "thinks-unseen")), honest=False)
     body = body_of(seen, chance, late=chance.choice((0, 0.15, 0.5)))
     await ask(world, seen, body, stop=lambda seen: seen.finish, reset=chance.random() < 0.5)
 

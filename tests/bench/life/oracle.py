@@ -24,6 +24,7 @@ COOL_S: Final = 40.0
 
 EXCUSES: Final = (
     (STORE, BACK_S, {"503 service_unavailable"}),
+    (("clock",), NEAR_S, {"503 service_unavailable"}),
     (("worker killed",), NEAR_S, {"no answer", "cut off"}),
     (("restart",), BACK_S, {"no answer", "cut off", "cut service_unavailable", "503 service_unavailable"}),
 )

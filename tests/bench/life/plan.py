@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from tests.bench.life.callers import HONEST, Caller
-from tests.bench.life.disturbances import DECK
+from tests.bench.life.disturbances import DECK, LONG_DECK
 from tests.bench.life.hostile import HOSTILE
 from tests.bench.life.known import AVOIDED_DISTURBANCES
 from tests.bench.life.openai_client import CLIENT
@@ -16,6 +16,8 @@ from tests.bench.life.openai_client import CLIENT
 CALM_S: Final = 10.0
 """At the end nothing is disturbed, so that what was is over before the callers stop."""
 WARM_S: Final = 5.0
+LONG_S: Final = 600.0
+"""A run that is longer is restarted twice before its first measurement, and its clock steps."""
 LONGEST_WARM_UP_S: Final = 300.0
 """What is remembered for a minute or two is remembered by then: memory is level from there on, or something grows."""
 CALLERS: Final[dict[Caller, int]] = HONEST | HOSTILE | CLIENT
@@ -69,12 +71,12 @@ def _deeds(seed: int, seconds: float, measured_at: float) -> list[Deed]:
     """Restart the gateway before the first measurement, then play the deck again and again."""
     chance = random.Random(f"deeds {seed}")
     gap_s = min(12.0, max(3.0, (seconds - measured_at - CALM_S) / (len(DECK) + 2)))
-    restarts = [WARM_S + (measured_at - WARM_S) * each for each in ((0.3, 0.6) if seconds > 600 else (0.3,))]
+    restarts = [WARM_S + (measured_at - WARM_S) * each for each in ((0.3, 0.6) if seconds > LONG_S else (0.3,))]
     deeds = [Deed(at, "restart", f"{seed} restart {at}") for at in restarts]
     at, deck = measured_at, list[str]()
     while (at := at + chance.uniform(0.7, 1.3) * gap_s) < seconds - CALM_S:
         if not deck:
-            deck = [name for name in DECK if name not in AVOIDED_DISTURBANCES]
+            deck = [name for name in (LONG_DECK if seconds > LONG_S else DECK) if name not in AVOIDED_DISTURBANCES]
             chance.shuffle(deck)
         deeds.append(Deed(at, deck.pop(), f"{seed} {len(deeds)}"))
     return deeds

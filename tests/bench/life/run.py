@@ -78,6 +78,8 @@ class Run:
             world = World(self._folder, port, upstreams, Timeline())
             self._disturber = Disturber(world, site, external or Embedded(site), network, self._disk, admin)
             await site.populate(world)
+            if any(deed.name == "step_clock" for deed in self._plan.deeds):
+                await site.own_clock()
             await site.start()
             try:
                 self._disturber.spare()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,10 +23,13 @@ from tests.bench.life.settings import Settings
 from tests.bench.life.world import World
 from tests.bench.process import ROOT, family
 from tests.cli.processes import all_ready, children
+from tests.fixtures.make_data import past_clock
 from tests.forked import FORKED
 
 START_S = 60.0
 RICH = 1_000_000_000_000
+LONG_AGO_S = 60 * 86_400
+"""Before every time that the gateway's clock may tell."""
 
 
 class Site:
@@ -38,6 +42,9 @@ class Site:
         self.log = folder / "serve.log"
         self.settings = settings
         self.write(settings.render())
+        self._clock = folder / "clock"
+        self._clock.write_bytes(bytes(8))
+        self._environment: dict[str, str] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self.exit_codes: list[int] = []
 
@@ -50,6 +57,16 @@ class Site:
         """Write the configuration file."""
         self.file.write_text(text)
 
+    async def own_clock(self) -> None:
+        """Give all that is started from now on a clock that `step_clock` sets."""
+        library = await past_clock(self.folder)
+        self._environment = {**os.environ, "LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(self._clock)}
+
+    def step_clock(self, seconds: int) -> None:
+        """Set the clock of the gateway and its embedded store to so many seconds from the present time."""
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("q", seconds))
+
     async def start(self) -> None:
         """Start the gateway and wait until it serves."""
         with self.log.open("ab") as log:
@@ -58,6 +75,7 @@ class Site:
                 cwd=ROOT,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
+                env=self._environment,
             )
         await asyncio.wait_for(all_ready(self._process), START_S)
 
@@ -85,6 +103,7 @@ class Site:
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
         )
         out, _ = await asyncio.wait_for(process.communicate(), 120)
         assert process.returncode is not None
@@ -146,7 +165,7 @@ class Site:
             await self._populate_bad(store, world)
 
     async def _populate_bad(self, store: Store, world: World) -> None:
-        expired = await store.tokens.create("main", expires_at=int(time.time()) - 10)
+        expired = await store.tokens.create("main", expires_at=int(time.time()) - LONG_AGO_S)
         disabled, deleted = await store.tokens.create("main"), await store.tokens.create("main")
         await store.tokens.set_status(disabled.id, TokenStatus.DISABLED)
         await store.tokens.delete(deleted.id)
