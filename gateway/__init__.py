@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.chat.usage import Usage
     from gateway.domain.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.domain.catalogue import Catalogue, matches
-    from gateway.domain.exchange import Attempt, Exchange, Operation, Outcome, Request
+    from gateway.domain.exchange import Attempt, Exchange, Outcome, Request
     from gateway.domain.facts import (
         AccountLimits,
         AskedFor,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from gateway.domain.prices import Price
     from gateway.domain.reply import Reply
+    from gateway.operations.operation import Operation
     from gateway.store.accounts import AccountStatus
     from gateway.store.circuit_breaker import AccountHealth, ChannelHealth
     from gateway.store.client.client import Script
@@ -126,7 +127,8 @@ _PLACES = {
     "gateway.chat.usage": "Usage",
     "gateway.domain.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.domain.catalogue": "Catalogue matches",
-    "gateway.domain.exchange": "Attempt Exchange Operation Outcome Request",
+    "gateway.domain.exchange": "Attempt Exchange Outcome Request",
+    "gateway.operations.operation": "Operation",
     "gateway.domain.facts": "AccountLimits AskedFor Budgets Caller Candidate CircuitBreaker Limits Route Trace",
     "gateway.domain.prices": "Price",
     "gateway.domain.reply": "Reply",

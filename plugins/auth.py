@@ -1,4 +1,4 @@
-"""Authenticates callers by the token in the `Authorization` header.
+"""Authenticates callers by the token in the header `Authorization`, or `x-api-key`.
 
 1. The body is never read: requests are refused on their headers alone.
 2. Unknown, wrong and malformed tokens all get the same answer. A malformed one costs no call of the store, nor does a header that
@@ -36,6 +36,8 @@ from plugins.pacing import PacedRefusals
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""
+KEY: Final = "x-api-key"
+"""Anthropic's name of the header with the token, alone in it."""
 MOST_NAMED: Final = 5
 """Tokens that an explanation names."""
 MOST_CALLERS: Final = 4096
@@ -204,11 +206,14 @@ class Auth(Plugin):
 
 
 def _credential(headers: Mapping[str, str]) -> str:
-    """Return the credential of the header `Authorization: Bearer`. Raises `Refused` if there is none, or more than one."""
-    if isinstance(headers, MultiMapping):
-        values: Sequence[str] = headers.getall("Authorization", [])
-    else:
-        values = [headers["Authorization"]] if "Authorization" in headers else []
+    """Return the credential of `Authorization: Bearer`, or of `x-api-key`. Raises `Refused` if there is none, or more than one."""
+    values, keys = _all(headers, "Authorization"), _all(headers, KEY)
+    if keys:
+        sent = [f"Bearer {keys[0].strip()}"]
+        if len(keys) > 1 or values not in ([], sent):
+            text = f"Two tokens were sent. Send one: `Authorization: Bearer YOUR_TOKEN`, or `{KEY}: YOUR_TOKEN`."
+            raise Refused(401, "token_invalid", text)
+        values = sent
     if not values or (len(values) == 1 and values[0].strip().lower() in ("", "bearer")):
         raise Refused(401, "token_missing", "No token was sent. Send one header: `Authorization: Bearer YOUR_TOKEN`.")
     scheme, _, credential = values[0].partition(" ")
@@ -222,6 +227,12 @@ def _credential(headers: Mapping[str, str]) -> str:
     if len(values[0]) > MAX_CREDENTIAL or not values[0].isascii():
         raise invalid_token()
     return credential
+
+
+def _all(headers: Mapping[str, str], name: str) -> list[str]:
+    if isinstance(headers, MultiMapping):
+        return headers.getall(name, [])
+    return [headers[name]] if name in headers else []
 
 
 def _wrong_header(what: str) -> Refused:

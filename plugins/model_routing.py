@@ -13,7 +13,6 @@ from gateway import (
     Candidate,
     ChannelHealth,
     Exchange,
-    Operation,
     Plugin,
     Refused,
     Route,
@@ -48,16 +47,24 @@ class ModelRouting(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         """Set `Route`. Raises `Refused` for a model that the caller may not use."""
-        if exchange.request.operation is not Operation.CHAT:
+        operation = exchange.request.operation
+        if operation.wire is None:
             return
         model = (await exchange.body()).model
         caller = exchange[Caller]
         if not self.catalogue.allows(caller, model):
             raise self._refusal(caller, model)
         draw = partial(_by_account, caller.account) if self.sticky else _by_chance
-        tiers = self.catalogue.tiers(model, caller.group)
+        tiers = self.catalogue.tiers(model, caller.group, operation)
+        if not tiers:
+            raise self._elsewhere(caller, model)
         candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
         exchange[Route] = Route(candidates, AccountHealth(self.health, caller.account))
+
+    def _elsewhere(self, caller: Caller, model: str) -> Refused:
+        served = " and ".join(f"POST /v1{path}" for path in self.catalogue.paths(model, caller.group))
+        text = f"This model is not served on this path. Ask for it by {served}, or choose another model."
+        return Refused(404, "model_not_found", text, param="model")
 
     def _refusal(self, caller: Caller, model: str) -> Refused:
         barrier = self.catalogue.why_not(caller, model)

@@ -29,7 +29,6 @@ from gateway import (
     Exchange,
     Hold,
     HoldReply,
-    Operation,
     Plugin,
     Price,
     Refused,
@@ -241,7 +240,8 @@ class Quota(Plugin):
 
         A request that costs nothing has a hold of nothing where it counts in budgets.
         """
-        if exchange.request.operation is not Operation.CHAT:
+        wire = exchange.request.operation.wire
+        if wire is None or wire.free:
             return None
         body, caller = await exchange.body(), exchange[Caller]
         price = self.catalogue.price(body.model, caller.group)

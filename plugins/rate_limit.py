@@ -186,7 +186,7 @@ class RateLimit(Plugin):
 
     def _rules(self, caller: Caller, operation: Operation) -> Rules:
         """Return the limits of the account, and those of the token, None where it has none for such a request."""
-        if operation is not Operation.CHAT:
+        if operation.wire is None:
             requests = caller.limits.requests_per_minute or self.requests_per_minute
             of_token = AccountLimits(caller.token_limits.requests_per_minute)
             return AccountLimits(requests), _of_token(caller, of_token)

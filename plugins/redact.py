@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
+from gateway import Caller, Exchange, Plugin, Refused, Services
 from plugins.text_search import JsonSearch, pattern_of
 
 COMMON: Final = {
@@ -72,7 +72,7 @@ class Redact(Plugin):
 
     async def _replace(self, exchange: Exchange) -> list[str]:
         """Return the names of the fields in which something was replaced."""
-        if exchange.request.operation is not Operation.CHAT:
+        if exchange.request.operation.wire is None:
             return []
         changed: dict[str, Any] = {}
         dropped: list[str] = []

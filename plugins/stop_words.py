@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway import Delta, Exchange, Operation, Plugin, Refused, Services
+from gateway import Delta, Exchange, Plugin, Refused, Services
 from plugins.text_search import unescaped
 
 LONGEST_ESCAPE: Final = 26
@@ -68,7 +68,8 @@ class StopWords(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         """Begin to look at an answer."""
-        if exchange.request.operation is Operation.CHAT:
+        wire = exchange.request.operation.wire
+        if wire is not None and wire.generates:
             exchange[Tails] = Tails()
 
     async def explain(self, exchange: Exchange) -> str:
@@ -84,6 +85,8 @@ class StopWords(Plugin):
         self._search(exchange, exchange.deltas(chunk))
 
     def _search(self, exchange: Exchange, deltas: Iterable[Delta]) -> None:
+        if Tails not in exchange:
+            return
         ends = exchange[Tails].ends
         for delta in deltas:
             if delta.kind == "unread":

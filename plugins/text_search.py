@@ -56,7 +56,7 @@ _NAMES: Final = """
     required items enum anyOf additionalProperties title default $ref $defs const minimum maximum response_format
     json_schema schema stop user metadata temperature top_p max_tokens logprobs max_completion_tokens parallel_tool_calls
     presence_penalty frequency_penalty logit_bias top_logprobs reasoning_effort store stream_options include_usage
-    modalities prediction service_tier verbosity
+    modalities prediction service_tier verbosity source media_type input_schema system thinking budget_tokens dimensions
 """
 NAMES: Final = frozenset(_NAMES.split())
 """Names of the API, which hold nothing of a caller: no pattern changes them."""

@@ -8,7 +8,8 @@ import msgspec
 from uuid_utils import uuid7
 
 from gateway.base.ids import arrival_ms, utc
-from gateway.domain.exchange import Operation, Outcome
+from gateway.domain.exchange import Outcome
+from gateway.operations.operation import Operation
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord, Record

@@ -27,11 +27,16 @@ MAX_FILES = 20
 """Python files of a folder. Sub-folders count for themselves, and `__init__.py` does not count."""
 MAX_LOADED = 130
 """Modules of the gateway that a worker loads."""
-WAY_OF_A_REQUEST = tuple(f"gateway/{name}" for name in ("base", "chat", "domain", "chain", "proxy", "server"))
+WAY_OF_A_REQUEST = tuple(
+    f"gateway/{name}" for name in ("base", "chat", "operations", "domain", "chain", "proxy", "server")
+)
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
-    "gateway and plugins": (("gateway", "plugins"), 50_000),
-    "the way of a request": (WAY_OF_A_REQUEST, 13_180),  # the pace of models that think unseen; events in pieces
-    "tests without tests/bench": (("tests",), 69_960),  # answers that are left; events in pieces; a clock that is told
+    "gateway and plugins": (
+        ("gateway", "plugins"),
+        51_060,
+    ),  # messages and embeddings, and their answers of the fake upstream
+    "the way of a request": (WAY_OF_A_REQUEST, 14_090),  # messages and embeddings: a third of it their bodies' checks
+    "tests without tests/bench": (("tests",), 70_570),  # messages and embeddings
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""
@@ -40,6 +45,7 @@ CORE_LAYERS = (
     ("base",),
     ("chat",),
     ("config",),
+    ("operations",),
     ("domain",),
     ("store.client",),
     ("store", "store.money"),

@@ -13,6 +13,7 @@ from gateway.config.schema import load
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.exchange import Attempt
 from gateway.domain.prices import Price, price_from
+from gateway.operations.operation import Operation
 from tests.bills import BILLS, Bill
 
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
@@ -28,7 +29,7 @@ def price(bill: Bill, folder: Path) -> Price:
     )
     catalogue = Catalogue(load(file, {}).config)
     found = catalogue.price("m", "default")
-    ((candidate, _),) = catalogue.tiers("m", "default")[0]
+    ((candidate, _),) = catalogue.tiers("m", "default", Operation.CHAT)[0]
     assert found is not None
     assert candidate.cost == found
     return found

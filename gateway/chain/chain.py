@@ -19,9 +19,10 @@ from gateway.chain.services import Services
 from gateway.chat.dialect import Dialect
 from gateway.config.channel import auth_of, check_headers
 from gateway.config.decode import WrongSetting
-from gateway.domain.exchange import Exchange, Operation
+from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Route
 from gateway.domain.reply import Reply
+from gateway.operations.operation import Operation
 from gateway.store.client.client import Client
 
 log = Logger("gateway.chain")

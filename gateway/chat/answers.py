@@ -262,7 +262,7 @@ class Response(msgspec.Struct, frozen=True):
 
         Raises `ValueError` for what is not JSON even to the lenient decoders of clients.
         """
-        facts = _strict(text.removeprefix(BOM_UTF8))
+        facts = strict_json(text.removeprefix(BOM_UTF8))
         value: Any = upstream_errors.decode(facts)
         if upstream_errors.is_error(value):
             return cls(text, facts, error=True)
@@ -287,7 +287,7 @@ class Response(msgspec.Struct, frozen=True):
         return ceil(tokens_of(self.text))
 
 
-def _strict(text: bytes) -> bytes:
+def strict_json(text: bytes) -> bytes:
     """Return JSON without infinite numbers, lone surrogates and invalid UTF-8. Raises `ValueError` for what is not JSON."""
     try:
         msgspec.json.decode(text)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from copy import copy
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from gateway.chat import sse
 from gateway.chat.sse import (
@@ -57,7 +57,7 @@ MOST_KEPT: Final = 1 << 20
 
 
 class EventStream:
-    """The event stream of a response of `choices` choices.
+    """The event stream of a response of `choices` choices. `singly`: events are always read one by one.
 
     Not relayed are chunks without a choice: with `drop_usage` those with usage, with `drop_empty` the others.
     """
@@ -88,6 +88,8 @@ class EventStream:
         "template",
         "usage",
     )
+
+    singly: ClassVar[bool] = False
 
     def __init__(
         self, *, drop_usage: bool, drop_empty: bool = False, choices: int = 1, max_event_bytes: int = 1 << 20
@@ -122,7 +124,7 @@ class EventStream:
         self.template = Template()
         self._in_overlong = False
         self._long = NO_EVENT
-        self._unusual = choices > 1
+        self._unusual = self.singly or choices > 1
         """Events are taken one by one: for several choices, an overlong event, or an error."""
         self._ended_at_boundary = False
         self.backlog = False
@@ -192,11 +194,15 @@ class EventStream:
         if EVENT_BOUNDARY.search(rest + b"."):
             self._ended_at_boundary = True
             return self._end_overlong(rest) if self._in_overlong else self._take_event(rest)
-        if parse_event(rest)[1] == b"[DONE]":
-            self._note_finish(b"", sse.TEXT, is_done=True)
+        self._note_unfinished(rest)
         unfinished = [line for line in rest.splitlines() if line and not line.startswith(b":")]
         self._ended_at_boundary = not (self._in_overlong or unfinished)
         return b""
+
+    def _note_unfinished(self, rest: bytes) -> None:
+        """Note the end of an answer that lacks only its last line ends."""
+        if parse_event(rest)[1] == b"[DONE]":
+            self._note_finish(b"", sse.TEXT, is_done=True)
 
     def _take_from_boundary(self, data: bytes) -> bytes:
         """Take data that begins at an event boundary: a run of similar events at once, then some events one by one."""
@@ -253,7 +259,7 @@ class EventStream:
 
     def _end_overlong(self, piece: bytes) -> bytes:
         self._in_overlong = False
-        self._unusual = self.error is not None or self._choices > 1
+        self._unusual = self.singly or self.error is not None or self._choices > 1
         relayed, event, self._long = self._relay_overlong(piece), self._long, NO_EVENT
         if self.error is None and event.readable:
             self._read_overlong(event)

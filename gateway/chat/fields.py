@@ -125,20 +125,40 @@ def fold_case(name: str) -> str:
 
 _LONGEST: Final = max(len(name.replace("_", "")) for name in (*CHECKED, *CHECKED_OPTIONS, *REMEDIES, *UNPRICED))
 """A longer name cannot become one of these: no character is dropped after the separators."""
-_FOLDED: Final = {fold(name): name for name in (*CHECKED, *REMEDIES, *UNPRICED)}
 _FOLDED_OPTIONS: Final = {fold(name): name for name in CHECKED_OPTIONS}
 
 
-def check_names(top: Mapping[str, msgspec.Raw], allowed: frozenset[str]) -> None:
-    """Raise `Refused` for a top-level field of `REMEDIES` or `UNPRICED`, unless it is `allowed`, and for another spelling."""
+class FieldNames:
+    """The names that matter in the bodies of one operation.
+
+    `common`: frequent fields, those that are `checked` among them. `remedies`: advice in place of a field that is refused.
+    `unpriced`: fields that change what an upstream bills.
+    """
+
+    __slots__ = ("common", "folded", "remedies", "unpriced")
+
+    def __init__(
+        self, checked: Iterable[str], common: Iterable[str], remedies: Mapping[str, str], unpriced: Iterable[str]
+    ) -> None:
+        self.common = frozenset(common).union(checked)
+        self.remedies = remedies
+        self.unpriced = frozenset(unpriced)
+        self.folded = {fold(name): name for name in (*checked, *remedies, *self.unpriced)}
+
+
+CHAT: Final = FieldNames(CHECKED, COMMON, REMEDIES, UNPRICED)
+
+
+def check_names(top: Mapping[str, msgspec.Raw], allowed: frozenset[str], names: FieldNames = CHAT) -> None:
+    """Raise `Refused` for a top-level field with a remedy or without a price, unless it is `allowed`, and for another spelling."""
     for name in top:
-        if name in COMMON or name in allowed:
+        if name in names.common or name in allowed:
             continue
-        known = _FOLDED.get(fold(name), "")
-        if known in REMEDIES:
-            text = f"upstreams may read it in place of a field that is checked: {REMEDIES[known]} instead"
+        known = names.folded.get(fold(name), "")
+        if known in names.remedies:
+            text = f"upstreams may read it in place of a field that is checked: {names.remedies[known]} instead"
             raise _refusal(name, "", text)
-        if known not in UNPRICED:
+        if known not in names.unpriced:
             _check_spelling(name, known, "")
         elif msgspec.json.decode(top[name]) not in ORDERS_NOTHING:
             raise unpriced(ascii(name[:64])[1:-1], "leave it out")

@@ -252,7 +252,7 @@ def bound_prompt(
     text = len(raw) + len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
     if not _SETTINGS.issuperset(top):
         for name in top.keys() - _SETTINGS:
-            text += yield from _rewritten(top[name])
+            text += yield from rewritten(top[name])
         if "tools" in top or "functions" in top:
             text += TOOLS_ALLOWANCE
     escaped = raw.find(b"\\") >= 0
@@ -260,16 +260,16 @@ def bound_prompt(
     for message in messages:
         content = message.content
         if message.role not in _PLAIN_ROLES:
-            text += yield from _rewritten(content)
+            text += yield from rewritten(content)
         elif escaped and content is not ABSENT and memoryview(content)[0] == _QUOTE:
             text -= yield from _escapes(content)
         if content is not ABSENT and memoryview(content)[0] != _QUOTE:
             parts = parts or _Parts()
             text += yield from parts.add(content)
         if message.tool_calls is not ABSENT:
-            text += yield from _rewritten(message.tool_calls)
+            text += yield from rewritten(message.tool_calls)
         if message.function_call is not ABSENT:
-            text += yield from _rewritten(message.function_call)
+            text += yield from rewritten(message.function_call)
         if message.audio is not ABSENT and _is_given(message.audio):
             parts = parts or _Parts()
             parts.counts[_SOUND] += 1
@@ -315,7 +315,7 @@ class _Parts:
         if nested:
             return 0
         if odd:
-            return (yield from _rewritten(content))
+            return (yield from rewritten(content))
         self.encoded += strings
         more = 0
         for part, item in found:
@@ -341,7 +341,7 @@ def _beyond_bytes(part: Part, item: msgspec.Raw) -> Tokens:
     """Return the tokens of a part's text beyond its bytes. A part of an unknown type may be written into the prompt as JSON."""
     is_string = part.text is not ABSENT and memoryview(part.text)[0] == _QUOTE
     if part.type not in _KNOWN_TYPES or part.content is not ABSENT or not (is_string or part.text is ABSENT):
-        return (yield from _rewritten(item))
+        return (yield from rewritten(item))
     return -(yield from _escapes(part.text)) if is_string else 0
 
 
@@ -349,7 +349,7 @@ def _is_given(value: msgspec.Raw) -> bool:
     return value is not ABSENT and bytes(memoryview(value)[:4]) != b"null"
 
 
-def _rewritten(value: msgspec.Raw) -> Tokens:
+def rewritten(value: msgspec.Raw) -> Tokens:
     """Return how many tokens JSON can count beyond its bytes where a template writes it again."""
     view, more = memoryview(value), 0
     for at in range(0, len(view), WINDOW):

@@ -178,6 +178,9 @@ class Body(msgspec.Struct, frozen=True):
             top["stream_options"] = {**self._stream_options, "include_usage": ask or self.asked_usage}
         elif self._stream_options:
             top["stream_options"] = self._stream_options
+        return self._encoded(top)
+
+    def _encoded(self, top: dict[str, object]) -> list[BodyPart]:
         return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
 
 
@@ -201,7 +204,11 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
 
     Raises `Refused` (400): `invalid_json`, `invalid_request` with the field in `param`, or `stream_required`.
     """
-    steps = check_in_steps(raw, rules)
+    return checked(check_in_steps(raw, rules))
+
+
+def checked(steps: Generator[None, None, Body]) -> Body:
+    """Return the body of a check that is done without its pauses. Raises `Refused`."""
     while True:
         try:
             next(steps)
@@ -212,27 +219,27 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
 
 def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
     """Do what `check` does, with a pause after each part that may take more than a millisecond for a large body."""
-    top = yield from _parse(raw, rules.max_depth)
+    top = yield from parse_top(raw, rules.max_depth)
     check_names(top, rules.allow_fields)
     stream = _check_stream(top, rules)
-    model = _check_model(top)
+    model = check_model(top)
     yield
     _check_tools(top, rules)
-    messages = _field(top, "messages", _messages, "a non-empty array of objects, each with a string 'role'")
+    messages = field(top, "messages", _messages, "a non-empty array of objects, each with a string 'role'")
     if not messages:
-        raise _invalid_field(
+        raise invalid_field(
             "messages", "'messages' is required: a non-empty array of objects, each with a string 'role'."
         )
     yield
-    _field(top, "temperature", _number, "a number")
-    options = _field(top, "stream_options", _options, "an object, or left out") or {}
+    field(top, "temperature", _number, "a number")
+    options = field(top, "stream_options", _options, "an object, or left out") or {}
     check_option_names(options)
-    asked_usage = _field(options, "include_usage", _boolean, "true or false", prefix="stream_options.")
+    asked_usage = field(options, "include_usage", _boolean, "true or false", prefix="stream_options.")
     return Body(
         model=model,
         stream=stream,
         max_tokens=_check_max_tokens(top, rules.max_output_tokens),
-        n=_positive(top, "n", rules.max_n) or 1,
+        n=positive(top, "n", rules.max_n) or 1,
         asked_usage=bool(asked_usage),
         size=len(raw),
         messages=len(messages),
@@ -244,7 +251,10 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
     )
 
 
-def _parse(raw: bytes | bytearray, max_depth: int) -> Generator[None, None, dict[str, msgspec.Raw]]:
+def parse_top(
+    raw: bytes | bytearray, max_depth: int, needed: str = "'model' and 'messages'"
+) -> Generator[None, None, dict[str, msgspec.Raw]]:
+    """Return the top level of a body, whose bounds and syntax are checked. Raises `Refused`."""
     yield from check_bounds(raw, max_depth)
     try:
         yield from check_encoding(raw)
@@ -254,7 +264,7 @@ def _parse(raw: bytes | bytearray, max_depth: int) -> Generator[None, None, dict
     except RecursionError:
         raise too_deep(max_depth) from None
     except msgspec.ValidationError:
-        raise Refused(400, "invalid_request", "The body must be a JSON object with 'model' and 'messages'.") from None
+        raise Refused(400, "invalid_request", f"The body must be a JSON object with {needed}.") from None
     except msgspec.DecodeError as error:
         raise _invalid_json(str(error).removeprefix("JSON is malformed: ")) from None
 
@@ -265,17 +275,18 @@ def _check_stream(top: dict[str, msgspec.Raw], rules: BodyRules) -> bool:
         return True
     if not rules.allow_non_streaming:
         raise Refused(400, "stream_required", 'Answers are streamed: add "stream": true to the body.', param="stream")
-    return bool(_field(top, "stream", _boolean, "true or false"))
+    return bool(field(top, "stream", _boolean, "true or false"))
 
 
-def _check_model(top: dict[str, msgspec.Raw]) -> str:
-    model = _field(top, "model", _text, "a string")
+def check_model(top: dict[str, msgspec.Raw]) -> str:
+    """Return the model that a body names. Raises `Refused`."""
+    model = field(top, "model", _text, "a string")
     if not model:
-        raise _invalid_field(
+        raise invalid_field(
             "model", "'model' is required: the name of a model. GET /v1/models lists those you may use."
         )
     if len(model) > MAX_MODEL_NAME_LENGTH or not model.isprintable():
-        raise _invalid_field("model", f"'model' must be at most {MAX_MODEL_NAME_LENGTH} printable characters.")
+        raise invalid_field("model", f"'model' must be at most {MAX_MODEL_NAME_LENGTH} printable characters.")
     return model
 
 
@@ -291,7 +302,7 @@ def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules) -> None:
 def _check_service_tier(top: dict[str, msgspec.Raw], model: str, rules: BodyRules) -> str:
     if "service_tier" not in top:
         return ""
-    tier = _field(top, "service_tier", _text_or_null, "a string") or DEFAULT_TIER
+    tier = field(top, "service_tier", _text_or_null, "a string") or DEFAULT_TIER
     known = (DEFAULT_TIER, AUTO_TIER, *rules.service_tiers.get(model, ()))
     if tier not in known and "service_tier" not in rules.allow_fields:
         raise unpriced("service_tier", f"send {' or '.join(known)}, or leave it out")
@@ -299,39 +310,42 @@ def _check_service_tier(top: dict[str, msgspec.Raw], model: str, rules: BodyRule
 
 
 def _check_max_tokens(top: dict[str, msgspec.Raw], limit: int) -> int | None:
-    newer, older = _positive(top, "max_completion_tokens", limit), _positive(top, "max_tokens", limit)
+    newer, older = positive(top, "max_completion_tokens", limit), positive(top, "max_tokens", limit)
     if newer and older and newer != older:
-        raise _invalid_field("max_tokens", "'max_tokens' and 'max_completion_tokens' differ: send one of them.")
+        raise invalid_field("max_tokens", "'max_tokens' and 'max_completion_tokens' differ: send one of them.")
     return newer or older
 
 
-def _positive(top: dict[str, msgspec.Raw], name: str, limit: int) -> int | None:
+def positive(top: dict[str, msgspec.Raw], name: str, limit: int) -> int | None:
+    """Return a number from 1 to `limit`; None where it is absent or null. Raises `Refused`."""
     if name not in top:
         return None
     expected = f"a whole number from 1 to {limit}"
-    value = _field(top, name, _integer, expected)
+    value = field(top, name, _integer, expected)
     if value is not None and not 1 <= value <= limit:
-        raise _invalid_field(name, f"'{name}' must be {expected}.")
+        raise invalid_field(name, f"'{name}' must be {expected}.")
     return value
 
 
-def _field(
+def field(
     values: dict[str, msgspec.Raw],
     name: str,
     decoder: msgspec.json.Decoder[Value],
     expected: str,
     prefix: str = "",
 ) -> Value | None:
+    """Return a decoded field; None where it is absent. Raises `Refused`, which says what is `expected`."""
     raw = values.get(name)
     if raw is None:
         return None
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _invalid_field(prefix + name, f"'{prefix}{name}' must be {expected}: {error}.") from None
+        raise invalid_field(prefix + name, f"'{prefix}{name}' must be {expected}: {error}.") from None
 
 
-def _invalid_field(param: str, message: str) -> Refused:
+def invalid_field(param: str, message: str) -> Refused:
+    """Return the error for a field that is not valid."""
     return Refused(400, "invalid_request", message, param=param)
 
 

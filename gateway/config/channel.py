@@ -110,6 +110,10 @@ class Fixed(Mapping[str, Value]):
 
 NOTHING: Final[Fixed[Any]] = Fixed({})
 
+ServedOperation = Literal["chat.completions", "embeddings", "messages", "messages.tokens"]
+"""The operations of upstreams, see `gateway.operations`."""
+CHAT: Final[ServedOperation] = "chat.completions"
+
 
 class Timers(Section, frozen=True):
     """The timeouts of one channel in seconds. Each is measured on its own."""
@@ -147,6 +151,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
     hidden = frozenset({"api_key", "api_keys", "proxy"})
 
     base_url: str
+    operations: tuple[ServedOperation, ...] = (CHAT,)
     api_key: str = ""
     api_keys: tuple[str, ...] = ()
     ca_file: str = ""
@@ -179,6 +184,10 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
             raise ValueError(
                 "proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
             )
+        if not self.operations:
+            raise ValueError("operations must name at least one")
+        if self.dialect is not None and self.operations != (CHAT,):
+            raise ValueError(f"a channel with a `dialect` serves {CHAT} alone: leave `operations` out")
         self._check_request()
         _ = self.trust  # read now: a file that changes later is read by the next reload
 

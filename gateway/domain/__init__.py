@@ -1,4 +1,4 @@
 """The words of the gateway: an exchange with its attempts and charge, the facts that plugins share, prices, the catalogue, budgets.
 
-Imports `config` and what lies below it.
+Imports `operations` and what lies below it.
 """

@@ -14,12 +14,15 @@ from gateway.chat.request import Body, BodyRules
 from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits, Model, Port, time_zone
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
 from gateway.domain.prices import Price, price_of
+from gateway.operations.operation import SERVED, Operation
 
 MAX_ATTEMPTS: Final = 3
 """Upstream calls that one request may cause. Leases are computed from it."""
 
 GLOB_CHARACTERS = re.compile(r"([?\[])")
 
+Tiers = tuple[tuple[tuple[Candidate, int], ...], ...]
+"""Candidates with their weights, in tiers of equal priority."""
 Barrier = Literal["configuration", "group", "account", "token"]
 """What keeps a caller from using a model."""
 
@@ -43,6 +46,7 @@ class Catalogue:
             name: PartTokens(model.image_tokens, model.audio_tokens, model.file_tokens, self._added_tokens(model))
             for name, model in config.models.items()
         }
+        self._serving: dict[tuple[str, str, Operation], Tiers] = {}
         ratios: dict[str | None, Fraction] = {None: Fraction(1)}
         ratios.update((name, Fraction(group.ratio)) for name, group in config.groups.items())
         self._prices = {
@@ -108,9 +112,20 @@ class Catalogue:
         """Return the models that this caller may use, in the order of the file."""
         return [name for name in self.models if self.allows(caller, name)]
 
-    def tiers(self, model: str, group: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
+    def tiers(self, model: str, group: str, operation: Operation) -> Tiers:
         """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
-        return self._candidates[model, group]
+        found = self._serving.get((model, group, operation))
+        if found is None:
+            tiers = (
+                tuple(entry for entry in tier if operation.value in entry[0].channel.operations)
+                for tier in self._candidates[model, group]
+            )
+            found = self._serving[model, group, operation] = tuple(filter(None, tiers))
+        return found
+
+    def paths(self, model: str, group: str) -> list[str]:
+        """Return the paths on which members of `group` may ask for `model`."""
+        return [wire.path for operation, wire in SERVED.items() if self.tiers(model, group, operation)]
 
     def body_rules(self, port: Port) -> BodyRules:
         """Return the rules for the bodies that arrive at a port."""
@@ -136,7 +151,7 @@ class Catalogue:
         added = [fields.tokens_bound() for each in model.servings if (fields := self.channels[each.use].fields)]
         return max(added, default=0)
 
-    def _tiers(self, name: str, model: Model, channels: Sequence[str]) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
+    def _tiers(self, name: str, model: Model, channels: Sequence[str]) -> Tiers:
         tiers: dict[int, list[tuple[Candidate, int]]] = {}
         for serving in model.servings:
             if not matches(channels, serving.use):

@@ -20,23 +20,12 @@ from gateway.chat.answers import Delta, DeltaReader, WholeAnswer
 from gateway.chat.request import Body, changed
 from gateway.chat.usage import Usage
 from gateway.domain.prices import LARGEST_COST, Price
+from gateway.operations.operation import Operation
 
 Fact = TypeVar("Fact")
 
 LARGEST: Final = (1 << 63) - 1
 """What a record can have."""
-
-
-class Operation(StrEnum):
-    """What a path asks for. A plugin that concerns only generated text checks for `CHAT`."""
-
-    CHAT = "chat.completions"
-    MODELS = "models"
-    ACCOUNT = "account"
-    LEDGER = "ledger"
-    USAGE = "usage"
-    REQUESTS = "requests"
-    MISDIRECTED = "misdirected"
 
 
 class Outcome(StrEnum):

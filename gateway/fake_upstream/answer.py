@@ -57,6 +57,8 @@ class ChatBody(msgspec.Struct):
 class Completion:
     """One chat completion. `words` is the text of the answer; `pace_s` passes before each event."""
 
+    events: type[EventSourceResponse] = EventSourceResponse
+
     def __init__(self, request: web.Request, chat: ChatBody, *, pace_s: float, words: str | None) -> None:
         self.request = request
         self.chat = chat

@@ -61,7 +61,9 @@ def streaming(name: str, *, separator: str = "\n") -> Callable[[Send], Send]:
         async def answer(call: Completion) -> web.StreamResponse:
             if not call.chat.stream:
                 return web.json_response(call.whole())
-            opened = sse_response(call.request, sep=separator, ping_interval=math.inf, allow_all_methods=True)
+            opened = sse_response(
+                call.request, sep=separator, ping_interval=math.inf, response_cls=call.events, allow_all_methods=True
+            )
             async with opened as stream:
                 await send(call, stream)
             return stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,6 +15,7 @@ from yarl import URL
 
 from gateway.fake_upstream.answer import ChatBody, Completion, error, refusal
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
+from gateway.fake_upstream.other_operations import CountBody, GivenTexts, MessageCompletion, embeddings
 
 MODEL: Final = "fake-model"
 MAX_BODY_BYTES: Final = 64 << 20
@@ -79,7 +81,10 @@ class FakeUpstream:
         """Return a new application that answers as this upstream, to be run by a server of the caller's."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._receive])
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", partial(self._complete, Completion))
+        app.router.add_post("/v1/messages", partial(self._complete, MessageCompletion))
+        app.router.add_post("/v1/messages/count_tokens", self._count)
+        app.router.add_post("/v1/embeddings", self._embed)
         app.on_shutdown.append(self._cancel_answers)
         return app
 
@@ -121,7 +126,8 @@ class FakeUpstream:
         body = await request.read()
         self.requests.append(ReceivedRequest(request.method, request.raw_path, request.headers, body))
         del self.requests[:-MAX_REQUESTS]
-        if self._key is not None and request.headers.get("Authorization") != f"Bearer {self._key}":
+        sent = (request.headers.get("Authorization"), request.headers.get("x-api-key"))
+        if self._key is not None and f"Bearer {self._key}" != sent[0] and self._key != sent[1]:
             return refusal(401, error(*REFUSALS[401]))
         return await handler(request)
 
@@ -129,10 +135,22 @@ class FakeUpstream:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake-upstream"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, kind: type[Completion], request: web.Request) -> web.StreamResponse:
         try:
             chat = msgspec.json.decode(await request.read(), type=ChatBody)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
-        completion = Completion(request, chat, pace_s=self.pace_s, words=self._words)
-        return await ANSWERS[self.mode](completion)
+        return await ANSWERS[self.mode](kind(request, chat, pace_s=self.pace_s, words=self._words))
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = msgspec.json.decode(await request.read(), type=CountBody)
+        except msgspec.DecodeError as wrong:
+            return refusal(400, error("invalid_request", str(wrong)))
+        return web.json_response({"input_tokens": sum(len(message.words()) for message in body.messages)})
+
+    async def _embed(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return embeddings(msgspec.json.decode(await request.read(), type=GivenTexts), self.mode)
+        except msgspec.DecodeError as wrong:
+            return refusal(400, error("invalid_request", str(wrong)))

@@ -26,8 +26,9 @@ from gateway.chain.entry import PLUGIN_ERRORS, Entry
 from gateway.chain.plugin import Plugin
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
-from gateway.domain.exchange import Attempt, Exchange, Operation, Outcome
+from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.reply import Reply
+from gateway.operations.operation import Operation
 from gateway.plugin_kit.finding import CHUNKS, MODEL, Ending, in_vain, limited, raised
 from gateway.proxy.caller import InvalidHeader, render_head
 from gateway.store.client.client import Client

@@ -30,6 +30,7 @@ from gateway.chat.usage import Pace, ReportedUsage, Usage
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Caller, Candidate, CircuitBreaker, Trace
+from gateway.operations.wire_format import WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, ChunkHooks, EndReason, run_response_hooks
@@ -37,7 +38,7 @@ from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
 from gateway.proxy.event_pass import InvalidResponse
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
 from gateway.proxy.pool import Endpoint, UpstreamPool
-from gateway.proxy.relay import Gathering, Relay, events_of
+from gateway.proxy.relay import Gathering, Relay
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
 from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
 
@@ -54,11 +55,13 @@ class UpstreamCall:
         exchange: Exchange,
         chain: Chain,
         caller: CallerConnection,
+        wire: WireFormat,
         body: Body,
         candidate: Candidate,
         breaker: CircuitBreaker,
     ) -> None:
         self.exchange = exchange
+        self.wire = wire
         self.chain = chain
         self.caller = caller
         self.body = body
@@ -74,7 +77,7 @@ class UpstreamCall:
         timers = candidate.channel.timers
         name = candidate.channel.dialect
         self.dialect = None if name is None else chain.dialects[name]
-        gathered = not body.stream and (candidate.channel.upstream_stream or name is not None)
+        gathered = wire.gathers and not body.stream and (candidate.channel.upstream_stream or name is not None)
         self.gathering = Gathering(caller) if gathered else None
         self.streamed = body.stream or self.gathering is not None
         first_s = timers.first_byte if self.streamed else timers.total
@@ -115,10 +118,11 @@ class UpstreamCall:
         accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         trace = self.exchange.get(Trace)
-        lines = trace_lines(self.exchange.request.headers if trace is None else trace.headers())
+        given = self.exchange.request.headers
+        lines = trace_lines(given if trace is None else trace.headers()) + self.wire.lines(given, channel)
         while True:
             credential = endpoint.credentials.next(name, account)
-            self.message = endpoint.message(self.parts, credential=credential, accept=accept, trace=lines)
+            self.message = endpoint.message(self.wire, self.parts, credential, accept, lines)
             failed = await self._send(endpoint, relays)
             if not endpoint.credentials.another(credential, name, account, failed):
                 return failed
@@ -158,7 +162,7 @@ class UpstreamCall:
         exchange, channel, gathering = self.exchange, self.candidate.channel, self.gathering
         named = () if gathering is not None else self.chain.on_chunk + crash_points.on_event
         hooks = ChunkHooks(exchange, named) if named else None
-        events = events_of(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
+        events = self.wire.events(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
         translation = None if self.dialect is None else Translation(self.dialect, events.usage, exchange.id)
         relay = Relay(exchange, events, channel, gathering or self.caller, upstream, self._begin, hooks, translation)
         if gathering is not None:
@@ -331,7 +335,7 @@ async def pass_on(
     """Read a JSON response, and prepare and charge it. Return why there is none."""
     channel = call.candidate.channel
     call.deadline = call.exchange.started + channel.timers.total
-    response = await _read(upstream, channel, call.remaining_s(), ended)
+    response = await _read(upstream, call.wire, channel, call.remaining_s(), ended)
     if ended.done():
         return call.interrupted()
     if isinstance(response, UpstreamFailure):
@@ -346,7 +350,11 @@ async def pass_on(
 
 
 async def _read(
-    upstream: UpstreamConnection, channel: Channel, timeout_s: float, ended: asyncio.Future[EndReason]
+    upstream: UpstreamConnection,
+    wire: WireFormat,
+    channel: Channel,
+    timeout_s: float,
+    ended: asyncio.Future[EndReason],
 ) -> Response | UpstreamFailure:
     """Return the response, or why there is none. A body is not complete where `ended` was done first."""
     if upstream.media_type != "application/json":
@@ -357,11 +365,11 @@ async def _read(
             return failure.too_large()
         return failure.truncated() if read.broken else failure.timed_out("answer")
     try:
-        response = Response.read(read.data)
+        response = wire.read(read.data)
     except ValueError:
         return failure.invalid_response("valid JSON") if upstream.framed else failure.truncated()
     if response is None:
-        return failure.invalid_response("a chat completion")
+        return failure.invalid_response(wire.answer)
     return failure.of_event(response.facts, channel.scrubbed) if response.error else response
 
 

@@ -20,7 +20,8 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from gateway.base.errors import GatewayError, Refused, headers_of, render
+from gateway.base.errors import GatewayError, Refused, headers_of
+from gateway.operations.wire_format import Errors
 
 CUT_AFTER_S: Final = 0.1
 UNREAD_S: Final = 30.0
@@ -124,11 +125,11 @@ class CallerConnection:
         self._last = self._head(status, headers, f"Content-Length: {len(body)}\r\n") + body
         self.started = True
 
-    def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str]) -> None:
-        """Write a complete error response, in the one error shape."""
+    def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str], errors: Errors) -> None:
+        """Write a complete error response, as `errors` are told."""
         self.request_id = request_id
         merged = {"Content-Type": _JSON, **headers, **headers_of(error)}
-        self.reply(error.status, merged, render(error, request_id))
+        self.reply(error.status, merged, errors.body(error, request_id))
 
     def stream_head(self, headers: Mapping[str, str]) -> bytes:
         """Return the head of a stream, for `begin`."""

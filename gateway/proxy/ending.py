@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from gateway.base.errors import render
 from gateway.chat.events import EventStream
 from gateway.chat.request import DEFAULT_TIER, Body
 from gateway.chat.usage import ReportedUsage, Usage
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Candidate, Route
+from gateway.operations.operation import errors_of
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import INCOMPLETE, EndReason
@@ -83,7 +83,9 @@ async def conclude(
     if error is not None:
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
         shown = failure.of_event(error, relay.channel.scrubbed).error
-        await caller.cut(b"" if relay.events.error_relayed else b"data: %b\n\n" % render(shown, exchange.id))
+        await caller.cut(
+            b"" if relay.events.error_relayed else errors_of(exchange.request.path).event(shown, exchange.id)
+        )
     elif relay.state is RelayState.ABANDONED:
         exchange.outcome = Outcome.CALLER_GONE
     elif whole:
@@ -100,7 +102,7 @@ async def conclude(
             on_failed(ours.code)
         watched = relay.hooks if relay.withheld or relay.failure is not None else None
         at_boundary = (watched or relay.events).at_boundary
-        await caller.cut(b"data: %b\n\n" % render(ours, exchange.id) if at_boundary else b"")
+        await caller.cut(errors_of(exchange.request.path).event(ours, exchange.id) if at_boundary else b"")
 
 
 def is_complete(relay: Relay, reason: EndReason) -> bool:

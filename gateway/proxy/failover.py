@@ -17,6 +17,7 @@ from gateway.config.channel import Channel
 from gateway.domain.catalogue import MAX_ATTEMPTS
 from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Candidate, Route
+from gateway.operations.wire_format import WireFormat
 from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import EndReason
@@ -51,7 +52,7 @@ class Failover:
         self.relays: set[Relay] = set()
         """The calls of upstreams in progress, and the streams of plugins that answer."""
 
-    async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection) -> None:
+    async def run(self, exchange: Exchange, wire: WireFormat, chain: Chain, caller: CallerConnection) -> None:
         """Answer the caller from an upstream. Raises `Refused` when no candidate answered, `CallerGone` when the caller left."""
         body = await exchange.body()
         route = exchange[Route]
@@ -71,7 +72,7 @@ class Failover:
                 break
             rest = untried[untried.index(candidate) + 1 :]
             untried = [other for other in rest if other.name != candidate.name]
-            call = UpstreamCall(exchange, chain, caller, body, candidate, route.breaker)
+            call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route.breaker)
             try:
                 failed = await call.run(self._pool, self.relays)
                 if failed is None:

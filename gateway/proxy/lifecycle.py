@@ -19,9 +19,10 @@ from gateway.base.log import Logger
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry, is_cancellation, note_failure
 from gateway.chat.answers import WholeAnswer
-from gateway.domain.exchange import Exchange, Operation, Outcome
+from gateway.domain.exchange import Exchange, Outcome
 from gateway.domain.reply import Reply
 from gateway.metrics.registry import Metrics
+from gateway.operations.operation import errors_of
 from gateway.proxy.caller import CallerConnection, InvalidHeader, valid_headers
 from gateway.proxy.chunk_hooks import run_response_hooks
 from gateway.proxy.failover import Failover
@@ -124,12 +125,13 @@ class ExchangeRunner:
             await exchange.settle_pending()
             if exchange.stopped is not None:
                 raise exchange.stopped
-            if reply is None and exchange.request.operation is Operation.CHAT:
-                await self.failover.run(exchange, chain, caller)
+            wire = exchange.request.operation.wire
+            if reply is None and wire is not None:
+                await self.failover.run(exchange, wire, chain, caller)
                 return
             if reply is None:
                 reply = await local(exchange)
-            elif reply.status < 400 and exchange.request.operation is Operation.CHAT:
+            elif reply.status < 400 and wire is not None:
                 exchange.texts = WholeAnswer(reply.body) if reply.body else None
                 run_response_hooks(exchange, chain.hooks_of(entered)[0])
             _reply(exchange, caller, reply)
@@ -198,7 +200,7 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
         caller.abort()
         return
     try:
-        caller.refuse(refusal, exchange.id, exchange.response_headers)
+        caller.refuse(refusal, exchange.id, exchange.response_headers, errors_of(exchange.request.path))
     except InvalidHeader as invalid:
         _refuse(exchange, caller, invalid)
     except (AttributeError, TypeError, ValueError) as unusable:  # a plugin left something else than headers

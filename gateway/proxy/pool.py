@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 from weakref import WeakSet
@@ -27,7 +28,8 @@ from gateway.base.log import Logger
 from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
 from gateway.chat.usage import Pace
-from gateway.config.channel import BEARER, Channel, CredentialPlace, auth_of
+from gateway.config.channel import Channel, CredentialPlace, auth_of
+from gateway.operations.wire_format import WireFormat
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.scheduler import Turns
 from gateway.proxy.upstream import UpstreamConnection
@@ -39,8 +41,6 @@ AIOHTTP_CONNECTOR: Final = ("_get",)
 """Of `aiohttp.TCPConnector`: returns an idle connection or None. It waits for nothing, so that it needs no timeout."""
 _NEVER_FILLED: Final = deque[Any]()
 """For all connections: aiohttp's protocol parses nothing here, and an empty deque takes 760 bytes."""
-
-CHAT_PATH = "/chat/completions"
 
 _COMMON: Mapping[str, str] = {
     "Content-Type": "application/json",
@@ -103,7 +103,7 @@ class Endpoint:
     def __init__(
         self, channel: Channel, turns: Turns, credentials: CredentialStates, dialect: Dialect | None = None
     ) -> None:
-        url = address_of(channel, dialect)
+        url = URL(channel.base_url)
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
         self.credentials = Credentials(channel.credentials, credentials)
@@ -128,8 +128,8 @@ class Endpoint:
         self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
         # Only a tunnel, which is for https, hides the request from the proxy.
         forwarded = proxy is not None and url.scheme == "http"
-        target = str(url) if forwarded else url.raw_path
-        self._heads = heads(channel, dialect, target, f"{host}{port}", login if forwarded else "")
+        self._head_of = partial(heads, channel, dialect, forwarded, f"{host}{port}", login if forwarded else "")
+        self._heads: dict[WireFormat, dict[str, bytes]] = {}
 
     async def idle(self) -> UpstreamConnection | None:
         """Return a connection that was used before, if there is one now."""
@@ -163,27 +163,32 @@ class Endpoint:
         """Close all connections."""
         await self._connector.close()
 
-    def message(self, body: Sequence[BodyPart], *, credential: str, accept: str, trace: str) -> list[BodyPart]:
-        """Return the whole request. `trace` is header lines, already checked, each with its line end."""
-        lines = f"Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
-        return [b"".join((self._heads[credential], lines.encode("latin-1"), body[0])), *body[1:]]
+    def message(
+        self, wire: WireFormat, body: Sequence[BodyPart], credential: str, accept: str, more: str
+    ) -> list[BodyPart]:
+        """Return the whole request. `more` is header lines, already checked, each with its line end."""
+        found = self._heads.get(wire)
+        if found is None:
+            found = self._heads[wire] = self._head_of(wire)
+        lines = f"Accept: {accept}\r\n{more}Content-Length: {sum(map(len, body))}\r\n\r\n"
+        return [b"".join((found[credential], lines.encode("latin-1"), body[0])), *body[1:]]
 
 
-def address_of(channel: Channel, dialect: Dialect | None) -> URL:
+def address_of(channel: Channel, dialect: Dialect | None, wire: WireFormat) -> URL:
     """Return the address that a channel's requests go to, without what `query` adds."""
-    return URL(channel.base_url.rstrip("/") + (CHAT_PATH if dialect is None else dialect.path))
+    return URL(channel.base_url.rstrip("/") + (wire.path if dialect is None else dialect.path))
 
 
-def auth_of_channel(channel: Channel, dialect: Dialect | None) -> CredentialPlace:
-    """Return where the credentials of a channel go: as it says itself, else as its dialect does."""
-    return channel.auth_way(BEARER if dialect is None else auth_of(dialect.auth))
+def auth_of_channel(channel: Channel, dialect: Dialect | None, wire: WireFormat) -> CredentialPlace:
+    """Return where the credentials of a channel go: as it says itself, else as its dialect or the operation does."""
+    return channel.auth_way(wire.auth if dialect is None else auth_of(dialect.auth))
 
 
 def headers_and_query(
-    channel: Channel, dialect: Dialect | None, credential: str
+    channel: Channel, dialect: Dialect | None, wire: WireFormat, credential: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the headers of requests with a credential, without those that differ from request to request, and the query."""
-    auth, query = auth_of_channel(channel, dialect), dict(channel.query)
+    auth, query = auth_of_channel(channel, dialect, wire), dict(channel.query)
     given = {**_COMMON, **({} if dialect is None else dialect.headers)}
     own = {name.lower() for name in channel.headers}
     headers = {name: value for name, value in given.items() if name.lower() not in own} | dict(channel.headers)
@@ -194,14 +199,18 @@ def headers_and_query(
     return headers, query
 
 
-def heads(channel: Channel, dialect: Dialect | None, target: str, host: str, proxy_login: str) -> dict[str, bytes]:
+def heads(
+    channel: Channel, dialect: Dialect | None, forwarded: bool, host: str, proxy_login: str, wire: WireFormat
+) -> dict[str, bytes]:
     """Return the head by credential, without the headers that differ from request to request.
 
-    `target`: the address as the request line has it, without a query. `proxy_login`: the value of `Proxy-Authorization`, if any.
+    `forwarded`: a proxy reads the request line. `proxy_login`: the value of `Proxy-Authorization`, if any.
     """
+    url = address_of(channel, dialect, wire)
+    target = str(url) if forwarded else url.raw_path
     found: dict[str, bytes] = {}
     for credential in channel.credentials or ("",):
-        headers, query = headers_and_query(channel, dialect, credential)
+        headers, query = headers_and_query(channel, dialect, wire, credential)
         if proxy_login:
             headers["Proxy-Authorization"] = proxy_login
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -25,8 +25,7 @@ from gateway.base import crash_points
 from gateway.base.log import Logger
 from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
-from gateway.chat.events import EventStream, WatchedEvents
-from gateway.chat.request import Body
+from gateway.chat.events import EventStream
 from gateway.chat.sse import parse_event, whole_events
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange
@@ -423,17 +422,3 @@ class Gathering:
         except ValueError:
             self.invalid = True
             return b""
-
-
-def events_of(body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
-    """Return the parser of an answer's events. Of one that is gathered nothing is dropped, and no event is too long to wait for.
-
-    `watched`: plugins may withdraw events.
-    """
-    if gathered:
-        return EventStream(drop_usage=False, choices=body.n, max_event_bytes=channel.max_response_bytes)
-    drop_empty = channel.empty_choices == "drop"
-    # The usage of another dialect is always a chunk of its own.
-    drop_usage = not body.asked_usage and (channel.ask_usage or drop_empty or channel.dialect is not None)
-    kind = WatchedEvents if watched else EventStream
-    return kind(drop_usage=drop_usage, drop_empty=drop_empty, choices=body.n)

@@ -32,7 +32,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.base.addresses import network_of
 from gateway.base.errors import Refused, unavailable
-from gateway.chat.request import Body, BodyRules, check_in_steps
+from gateway.chat.request import Body
 from gateway.config.schema import Port
 from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
@@ -258,10 +258,10 @@ class LargeBodies:
     def __init__(self) -> None:
         self._turns = Turns()
 
-    async def check(self, raw: bytes | bytearray, rules: BodyRules, owner: str) -> Body:
-        """Return the checked body of an account or an address. Raises `Refused`."""
+    async def check(self, steps: Steps, owner: str) -> Body:
+        """Return the body of an account or an address whose check has these steps. Raises `Refused`."""
         checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        self._wait(check_in_steps(raw, rules), checked, owner)
+        self._wait(steps, checked, owner)
         try:
             return await checked
         finally:

@@ -15,7 +15,8 @@ from gateway.chain.chain import Chain
 from gateway.chain.services import Services
 from gateway.chat.request import Body
 from gateway.config.schema import Port
-from gateway.domain.exchange import Exchange, Operation
+from gateway.domain.exchange import Exchange
+from gateway.operations.operation import Operation
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.server.answers import SentResponse

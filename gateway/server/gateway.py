@@ -20,11 +20,13 @@ from gateway.base import ids
 from gateway.base.errors import Refused, unavailable
 from gateway.chain.chain import Chain
 from gateway.chain.services import Services
-from gateway.chat.request import Body, check
+from gateway.chat.request import Body, checked
 from gateway.config.schema import Port
-from gateway.domain.exchange import Exchange, Operation, Request
+from gateway.domain.exchange import Exchange, Request
 from gateway.domain.facts import Caller
 from gateway.domain.reply import Reply
+from gateway.operations.operation import Operation, errors_of
+from gateway.operations.wire_format import WireFormat
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
@@ -135,12 +137,14 @@ class Gateway:
         if operation is Operation.MISDIRECTED and ((page := refused_preflight(request)) or not path.startswith(BASE)):
             exchange = self._exchange(request, operation, argument, _no_body)
             error = refusal or page or misdirected(request.method, path)
-            caller.refuse(error, exchange.id, exchange.response_headers)
+            caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)
-        body = IncomingBody(self.port, self.budget, self.check, request, caller)
+        body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
+        if operation.wire is not None and operation.wire.id_header:
+            exchange.response_headers[operation.wire.id_header] = exchange.id
         body.belongs_to(exchange)
         try:
             await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
@@ -205,9 +209,10 @@ class Gateway:
         )
         caller.reply(200 if ready else 503, headers, f"{ok if ready else 'degraded'}\n".encode())
 
-    async def check(self, raw: bytes | bytearray, owner: str) -> Body:
-        """Return the checked body; `owner` is whose it is. Raises `Refused`."""
-        return check(raw, self._rules) if len(raw) <= SMALL else await self._large_bodies.check(raw, self._rules, owner)
+    async def check(self, raw: bytes | bytearray, wire: WireFormat, owner: str) -> Body:
+        """Return the checked body in its wire format; `owner` is whose it is. Raises `Refused`."""
+        steps = wire.check(raw, self._rules)
+        return checked(steps) if len(raw) <= SMALL else await self._large_bodies.check(steps, owner)
 
 
 async def _no_body() -> Body:
@@ -230,18 +235,20 @@ def _refuse_with(refusal: Refused) -> LocalHandler:
 class IncomingBody:
     """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
 
-    __slots__ = ("_caller", "_check", "_reader", "_request")
+    __slots__ = ("_caller", "_check", "_reader", "_request", "_wire")
 
     def __init__(
         self,
         port: Port,
         budget: BodyBudget,
-        check: Callable[[bytes | bytearray, str], Awaitable[Body]],
+        check: Callable[[bytes | bytearray, WireFormat, str], Awaitable[Body]],
+        wire: WireFormat | None,
         request: ParsedRequest,
         caller: CallerConnection,
     ) -> None:
         """Take the head of a request. `check` returns the checked body of an account or an address."""
         self._check = check
+        self._wire = wire
         self._request = request
         self._caller = caller
         self._reader: BodyReader | None = BodyReader(port, budget)
@@ -253,7 +260,7 @@ class IncomingBody:
 
     async def read(self) -> Body:
         """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
-        if self._reader is None:
+        if self._reader is None or self._wire is None:
             raise ConnectionResetError
         try:
             raw = await self._reader.read(self._request, self._caller)
@@ -261,14 +268,14 @@ class IncomingBody:
             self._caller.close_after()
             self._request.protocol.unclear = True
             raise
-        return await self._check(raw, self._reader.owner if self._reader is not None else "")
+        return await self._check(raw, self._wire, self._reader.owner if self._reader is not None else "")
 
     async def check(self, raw: bytes) -> Body:
         """Return the checked body that a plugin has made of it. Raises `Refused`."""
-        if self._reader is None:
+        if self._reader is None or self._wire is None:
             raise ConnectionResetError
         self._reader.fit(len(raw))
-        return await self._check(raw, self._reader.owner)
+        return await self._check(raw, self._wire, self._reader.owner)
 
     def end(self) -> None:
         """Give back the body's part of the budget. May be called again."""

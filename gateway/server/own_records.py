@@ -28,8 +28,9 @@ from gateway.base.errors import Refused
 from gateway.base.ids import arrival_ms, check_time
 from gateway.chain.services import Services, Store
 from gateway.domain.budgets import Calendar
-from gateway.domain.exchange import Operation, Outcome
+from gateway.domain.exchange import Outcome
 from gateway.domain.facts import AccountLimits, Caller
+from gateway.operations.operation import Operation
 from gateway.usage import gaps
 from gateway.usage.database import FilesUnusable, UnusableFile
 from gateway.usage.gaps import span_ms

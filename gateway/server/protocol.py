@@ -36,6 +36,7 @@ from multidict import CIMultiDictProxy
 from gateway.base.errors import Refused, internal
 from gateway.base.ids import new_id
 from gateway.config.schema import Port
+from gateway.operations.operation import ERRORS
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.scheduler import TURN_S, AddressTurns
 from gateway.server.answers import (
@@ -490,7 +491,7 @@ class ServerProtocol(web.RequestHandler):
 
     def _send_error(self, transport: asyncio.Transport, error: Refused) -> CallerConnection:
         caller = CallerConnection(self, transport, http_1_1=True, keep_alive=False)
-        caller.refuse(error, new_id(), {})
+        caller.refuse(error, new_id(), {}, ERRORS)
         return caller
 
 

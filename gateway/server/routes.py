@@ -1,7 +1,7 @@
 """The path table, the list of models, and advice for paths that are not served.
 
-`GET /v1/models` lists the models that a caller may use, with OpenAI's fields, and OpenRouter's of prices and ceilings. Prices are
-what this caller pays: currency units for a token or a request, with the ratio of its group, as exact decimals in strings. What
+`GET /v1/models` lists the models that a caller may use, with OpenAI's fields, Anthropic's, and OpenRouter's of prices: what
+this caller pays, as currency units for a token or a request, with the ratio of its group, as exact decimals in strings. What
 the file does not tell is left out. What channels cost, and which there are, is never shown.
 
 A caller of a path that is not served is told which are; one whose base address has too much, what to remove.
@@ -20,22 +20,22 @@ from gateway.base.errors import Refused, model_not_found
 from gateway.chain.services import Services
 from gateway.domain.budgets import Calendar
 from gateway.domain.catalogue import Catalogue
-from gateway.domain.exchange import Exchange, Operation
+from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
 from gateway.domain.prices import PER_TOKENS, Price
 from gateway.domain.reply import Reply
+from gateway.operations.operation import SERVED, Operation
 from gateway.server.own_records import Lookups, account_of, ledger_of, request_of, requests_of, usage_of
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
 ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
 KNOWN_PATHS = (
-    "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/account/ledger, GET /v1/usage, "
-    "GET /v1/requests, GET /v1/requests/{id}."
+    f"Known here: {', '.join(f'POST /v1{wire.path}' for wire in SERVED.values())}, GET /v1/models, GET /v1/account, "
+    "GET /v1/account/ledger, GET /v1/usage, GET /v1/requests, GET /v1/requests/{id}."
 )
 
-OPERATIONS = {
-    "/v1/chat/completions": Operation.CHAT,
+OPERATIONS = {f"/v1{wire.path}": operation for operation, wire in SERVED.items()} | {
     "/v1/models": Operation.MODELS,
     "/v1/account": Operation.ACCOUNT,
     "/v1/account/ledger": Operation.LEDGER,
@@ -43,13 +43,13 @@ OPERATIONS = {
     "/v1/requests": Operation.REQUESTS,
 }
 HEALTH = ("/healthz", "/readyz")
-METHODS = {path: "POST" if operation is Operation.CHAT else "GET" for path, operation in OPERATIONS.items()}
+METHODS = {path: "GET" if operation.wire is None else "POST" for path, operation in OPERATIONS.items()}
 
 PLACES: Final = 18
 """Decimals of a price: six of an amount, six of a token in a million, and six of the ratio."""
 
 LONGER: Final = re.compile(
-    r"(/v1)?(?P<more>/chat/completions|/chat|/models)/(v1/)?(chat/completions|models|responses|embeddings)(/|$)"
+    r"(/v1)?(?P<more>/chat/completions|/chat|/models)/(v1/)?(chat/completions|models|responses|embeddings|messages)(/|$)"
 )
 BASE_HAS_MORE: Final = (
     "The base address must end in /v1: this one goes on with the path of a request, which the client adds itself. Remove {more} "
@@ -59,7 +59,6 @@ NO_SLASH: Final = "Remove the slash at the end of the path."
 INSTEAD: Final = {
     "responses": "Use `client.chat.completions.create(...)`, or `.chat(...)` of the Vercel AI SDK. ",
     "completions": "Send `messages` in place of `prompt` to POST /v1/chat/completions. ",
-    "messages": "Use an OpenAI-compatible client, which sends POST /v1/chat/completions. ",
 }
 """Advice for the APIs that clients take for chat completions, by the first part of their paths."""
 
@@ -158,7 +157,9 @@ class ModelList:
         """Return all models that the caller may use, as JSON. None stands for a gateway without accounts."""
         group = "" if caller is None else caller.group
         data = [self._model(name, group) for name in self._names(caller)]
-        return msgspec.json.encode({"object": "list", "data": data})
+        names = self._names(caller)
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
 
     def one(self, name: str, caller: Caller | None) -> bytes:
         """Return one of these models. Raises `Refused` for any other name."""
@@ -179,6 +180,7 @@ class ModelList:
     def _fields(self, name: str, group: str) -> dict[str, object]:
         model, price = self._catalogue.models[name], self._catalogue.price(name, group)
         fields: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "sluicegate"}
+        fields |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
         limits = {"max_completion_tokens": model.max_output_tokens}
         if model.context_length is not None:
             fields["context_length"] = limits["context_length"] = model.context_length

@@ -14,12 +14,14 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from gateway.chat import upstream_errors
 from gateway.chat.dialect import ChatRequest, Dialect
 from gateway.config.channel import Channel
+from gateway.operations.chat_completions import SAMPLE_TOKENS
+from gateway.operations.operation import SERVED, Operation
+from gateway.operations.wire_format import WireFormat
 from gateway.proxy.failure import of_answer, scrubbed
 from gateway.proxy.pool import address_of, headers_and_query
 
 MAX_BYTES: Final = 64 * 1024
 """Of an answer, how much is read."""
-MAX_TOKENS: Final = 16
 
 MOST_SHOWN: Final = 200
 """Characters of a text from outside that are shown."""
@@ -42,11 +44,16 @@ class ChannelCall(NamedTuple):
     credential: str
     dialect: Dialect | None = None
 
+    @property
+    def wire(self) -> WireFormat:
+        """Return the format of the channel's first operation, by which it is tried."""
+        return SERVED[Operation(self.channel.operations[0])]
+
 
 async def try_channel(call: ChannelCall) -> Verdict:
     """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
     channel, dialect, began = call.channel, call.dialect, time.monotonic()
-    headers, query = headers_and_query(channel, dialect, call.credential)
+    headers, query = headers_and_query(channel, dialect, call.wire, call.credential)
     timers = channel.timers
     timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
     status = None
@@ -54,7 +61,7 @@ async def try_channel(call: ChannelCall) -> Verdict:
         async with (
             ClientSession(timeout=timeout) as session,
             session.post(
-                address_of(channel, dialect),
+                address_of(channel, dialect, call.wire),
                 params=query,
                 data=_body(call),
                 headers={**headers, "Accept": "text/event-stream"},
@@ -75,12 +82,10 @@ async def try_channel(call: ChannelCall) -> Verdict:
 
 def _body(call: ChannelCall) -> bytes:
     """Return a request in the terms of the upstream."""
-    messages = [{"role": "user", "content": "Say hello"}]
-    if call.dialect is None:
-        sent = {"model": call.model, "messages": messages, "stream": True, call.channel.ceiling_name: MAX_TOKENS}
-    else:
-        chat = ChatRequest(call.model, MAX_TOKENS, {"messages": msgspec.Raw(msgspec.json.encode(messages))})
-        sent = msgspec.json.decode(call.dialect.request(chat))
+    sent = call.wire.sample(call.model, call.channel.ceiling_name)
+    if call.dialect is not None:
+        messages = {"messages": msgspec.Raw(msgspec.json.encode(sent["messages"]))}
+        sent = msgspec.json.decode(call.dialect.request(ChatRequest(call.model, SAMPLE_TOKENS, messages)))
     raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in sent.items()}
     if call.channel.fields is not None:
         call.channel.fields.apply(raw)
@@ -95,6 +100,8 @@ def _judged(response: ClientResponse, body: bytes, call: ChannelCall) -> tuple[b
     detail = upstream_errors.details(upstream_errors.decode(body))
     if response.status == 200 and response.content_type == "text/event-stream":
         return True, "it streams"
+    if response.status == 200 and "stream" not in call.wire.sample("", "") and call.wire.read(body) is not None:
+        return True, f"it answers with {call.wire.answer}"
     if response.status == 200:
         return False, f"its answer is not an event stream, but {response.content_type or 'of no type'}"
     failure = of_answer(status, response.headers, body, call.channel.scrubbed)

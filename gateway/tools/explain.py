@@ -20,8 +20,9 @@ from gateway.chain.request_hooks import ExplainHooks
 from gateway.chat.request import Body, BodyRules, check
 from gateway.chat.usage import Usage
 from gateway.domain.catalogue import MAX_ATTEMPTS
-from gateway.domain.exchange import Exchange, Operation, Request
+from gateway.domain.exchange import Exchange, Request
 from gateway.domain.facts import AskedFor, Route
+from gateway.operations.operation import Operation
 
 MOST_LINES: Final = 200
 MOST_CHARACTERS: Final = 400

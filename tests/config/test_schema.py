@@ -75,7 +75,7 @@ WRONG = {
     "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
     "api_key, api_keys, ask_usage, auth, base_url, ca_file, ceiling_field, concurrent, dialect, drain_limit, drop, empty_choices, "
-    "headers, max_response_bytes, on_caller_gone, "
+    "headers, max_response_bytes, on_caller_gone, operations, "
     "proxy, query, requests_per_minute, set, timers, upstream_stream",
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",

@@ -17,6 +17,7 @@ from gateway.config.schema import Config, Group, Model, Serving, load
 from gateway.domain.catalogue import Catalogue, matches
 from gateway.domain.facts import Caller
 from gateway.domain.prices import Price
+from gateway.operations.operation import Operation
 
 A, B = Channel("http://a/v1"), Channel("http://b/v1")
 
@@ -166,14 +167,14 @@ def test_only_the_star_is_special_in_a_pattern() -> None:
 
 
 def test_a_group_has_only_its_channels_and_the_models_that_they_serve() -> None:
-    tiers = CATALOGUE.tiers("spread", "b")
+    tiers = CATALOGUE.tiers("spread", "b", Operation.CHAT)
     assert [[candidate.name for candidate, _ in tier] for tier in tiers] == [["b"], ["b"]]
     assert CATALOGUE.visible(caller("b")) == ["spread"]
     assert not CATALOGUE.allows(caller("b"), "small")
 
 
 def test_channels_are_grouped_by_priority_with_their_weights_and_model_names() -> None:
-    tiers = CATALOGUE.tiers("spread", "default")
+    tiers = CATALOGUE.tiers("spread", "default", Operation.CHAT)
     entries = [[(c.name, c.channel, c.model, weight) for c, weight in tier] for tier in tiers]
     assert entries == [
         [("b", B, "spread", 1)],

@@ -9,8 +9,9 @@ import pytest
 from gateway.base.errors import Refused
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
-from gateway.domain.exchange import Attempt, Exchange, Operation, Request
+from gateway.domain.exchange import Attempt, Exchange, Request
 from gateway.domain.reply import Reply
+from gateway.operations.operation import Operation
 
 
 @pytest.mark.parametrize(

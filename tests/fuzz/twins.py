@@ -17,11 +17,13 @@ from gateway.chat.dialect import Dialect
 from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
-from gateway.domain.exchange import Exchange, Operation, Request
+from gateway.domain.exchange import Exchange, Request
+from gateway.operations.chat_completions import ChatFormat
+from gateway.operations.operation import Operation
 from gateway.proxy import event_pass, upstream
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import ChunkHook, ChunkHooks
-from gateway.proxy.relay import Relay, events_of
+from gateway.proxy.relay import Relay
 from gateway.proxy.translation import Translation
 
 KEY: Final = "sk-a-credential-of-the-channel"
@@ -196,7 +198,7 @@ class Twin:
         self.hooked: list[bytes] = []
         seen = hook or (lambda _, data: self.hooked.append(data))
         hooks = ChunkHooks(self.exchange, [("hook", seen)]) if hooked or hook else None
-        events = events_of(self.body, self.channel, gathered=False, watched=hooks is not None)
+        events = ChatFormat().events(self.body, self.channel, gathered=False, watched=hooks is not None)
         translation = None if dialect is None else Translation(dialect, events.usage, self.exchange.id)
         self.relay = Relay(self.exchange, events, self.channel, self.caller, self.upstream, dict, hooks, translation)
         self.upstream.on_head = self.relay.on_head

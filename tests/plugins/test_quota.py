@@ -20,6 +20,7 @@ from gateway.base.errors import StoreAway
 from gateway.chat.prompt import MAX_PARTS
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, Group, Model, Serving, StoreSettings, Tier
+from gateway.operations.operation import Operation
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
@@ -162,7 +163,7 @@ class TestTheSizeOfTheHold:
         plugin = await started(Quota(), given)
         asked = asking(n=2, **given_ceiling)
         await run_request(plugin, asked, given)
-        body, ((candidate, _),) = await asked.body(), given.catalogue.tiers("m", "default")[0]
+        body, ((candidate, _),) = await asked.body(), given.catalogue.tiers("m", "default", Operation.CHAT)[0]
         name, limit = candidate.channel.ceiling_name, candidate.max_output_tokens
         sent = json.loads(b"".join(body.upstream(candidate.model, name, limit, ask_usage=True)))
         held = (await account(given)).held_micros

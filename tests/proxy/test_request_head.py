@@ -10,6 +10,7 @@ from gateway.chain import loading
 from gateway.config.channel import Channel
 from gateway.config.document import shipped
 from gateway.config.schema import load
+from gateway.operations.chat_completions import ChatFormat
 from gateway.proxy.pool import Endpoint
 from gateway.proxy.scheduler import Turns
 from gateway.store.channels import CredentialStates
@@ -57,7 +58,7 @@ async def head(channel: Channel, dialect: Messages | None = None, credential: st
     """Return the path and the headers of a request."""
     endpoint = Endpoint(channel, Turns(), CredentialStates(), dialect)
     try:
-        (message,) = endpoint.message([b"{}"], credential=credential, accept="text/event-stream", trace="")
+        (message,) = endpoint.message(ChatFormat(), [b"{}"], credential, "text/event-stream", "")
     finally:
         await endpoint.close()
     start, *lines = bytes(message).decode("latin-1").partition("\r\n\r\n")[0].split("\r\n")

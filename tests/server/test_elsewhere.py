@@ -39,8 +39,8 @@ def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
         ("/v1/responses/resp_1/cancel", "`.chat(...)`"),
         ("/responses", "`.chat(...)`"),
         ("/v1/completions", "`messages` in place of `prompt`"),
-        ("/v1/messages", "OpenAI-compatible client"),
-        ("/v1/embeddings", ""),
+        ("/v1/messages/batches", ""),
+        ("/v1/embeddings/1", ""),
         ("/v1/audio/speech", ""),
     ],
 )

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from gateway.base.errors import Refused
-from gateway.chat.request import Body, BodyRules, check
-from gateway.server import body
+from gateway.chat.request import Body, BodyRules, check, check_in_steps
 from gateway.server.body import SMALL, LargeBodies
 from tests.patience import wait_until
 
@@ -23,7 +22,7 @@ RULES = BodyRules()
 
 async def test_the_event_loop_turns_between_the_parts_of_a_check() -> None:
     bodies, turned = LargeBodies(), 0
-    checking = asyncio.create_task(bodies.check(LARGE, RULES, "one"))
+    checking = asyncio.create_task(bodies.check(check_in_steps(LARGE, RULES), "one"))
     while not checking.done():
         await asyncio.sleep(0)
         turned += 1
@@ -31,20 +30,19 @@ async def test_the_event_loop_turns_between_the_parts_of_a_check() -> None:
     assert turned > 3
 
 
-async def test_a_body_does_not_wait_for_all_those_of_another_account(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_does_not_wait_for_all_those_of_another_account() -> None:
     done = list[str]()
 
-    def parts(raw: bytes, rules: BodyRules) -> Generator[None, None, Body]:
+    def parts(name: str) -> Generator[None, None, Body]:
         for _ in range(4):
             yield
-        done.append(raw.decode())
+        done.append(name)
         return check(LARGE, RULES)
 
-    monkeypatch.setattr(body, "check_in_steps", parts)
     bodies = LargeBodies()
-    first = [asyncio.create_task(bodies.check(b"one", RULES, "one")) for _ in range(5)]
+    first = [asyncio.create_task(bodies.check(parts("one"), "one")) for _ in range(5)]
     await asyncio.sleep(0)
-    await bodies.check(b"two", RULES, "two")
+    await bodies.check(parts("two"), "two")
     await asyncio.gather(*first)
     assert done.index("two") <= 1
 
@@ -57,7 +55,7 @@ async def test_a_checked_body_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         before = bodies()
-        await LargeBodies().check(LARGE, RULES, "one")
+        await LargeBodies().check(check_in_steps(LARGE, RULES), "one")
         await asyncio.sleep(0)  # the event loop holds the result until the turn that brought it is over
         assert bodies() == before
     finally:
@@ -67,21 +65,20 @@ async def test_a_checked_body_is_freed_without_the_garbage_collector() -> None:
 async def test_a_refused_body_lets_the_next_one_be_checked() -> None:
     bodies = LargeBodies()
     with pytest.raises(Refused):
-        await bodies.check(b"[" * SMALL, RULES, "one")
-    assert (await bodies.check(LARGE, RULES, "one")).model == "m"
+        await bodies.check(check_in_steps(b"[" * SMALL, RULES), "one")
+    assert (await bodies.check(check_in_steps(LARGE, RULES), "one")).model == "m"
 
 
-async def test_the_check_of_a_caller_that_left_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_check_of_a_caller_that_left_is_given_up() -> None:
     parts = [0]
 
-    def endless(raw: bytes, rules: BodyRules) -> Generator[None, None, Body]:
+    def endless() -> Generator[None, None, Body]:
         while True:
             parts[0] += 1
             yield
 
-    monkeypatch.setattr(body, "check_in_steps", endless)
     bodies = LargeBodies()
-    checking = asyncio.create_task(bodies.check(LARGE, RULES, "one"))
+    checking = asyncio.create_task(bodies.check(endless(), "one"))
     await wait_until(lambda: parts[0] > 2)
     checking.cancel()
     await wait_until(lambda: not bodies._turns.waiting)

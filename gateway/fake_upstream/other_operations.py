@@ -1,0 +1,106 @@
+"""The other operations of the fake upstream: messages, their tokens, and embeddings.
+
+Every mode answers `POST /v1/messages`, too: each chunk of the chat completion that it sends becomes events of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from aiohttp_sse import EventSourceResponse
+
+from gateway.fake_upstream.answer import DONE, ChatMessage, Completion, error, refusal
+from gateway.fake_upstream.modes import REFUSALS
+
+STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
+DIMENSIONS: Final = 8
+
+
+class NamedEvents(EventSourceResponse):
+    """An event stream whose events have their types as names."""
+
+    async def send(self, data: str, *args: Any, **options: Any) -> None:
+        """Send one event."""
+        await super().send(data, event=msgspec.json.decode(data)["type"])
+
+
+class MessageCompletion(Completion):
+    """One message."""
+
+    events = NamedEvents
+
+    def whole(self) -> dict[str, object]:
+        """Return the message as one JSON object."""
+        content = [{"type": "text", "text": " ".join(self.words)}]
+        return self._message(content) | {"stop_reason": STOP_REASONS[self.finish_reason], "usage": self._usage()}
+
+    async def send(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
+        """Send the events of a message in place of chunks, at the pace."""
+        for chunk in events:
+            for event in self._events(chunk):
+                await super().send(stream, [event])
+
+    def _events(self, chunk: str) -> Iterator[str]:
+        if chunk == DONE:
+            yield _event("message_stop")
+            return
+        fields = msgspec.json.decode(chunk)
+        if told := fields.get("error"):
+            yield _event("error", error={"type": "api_error", "message": told["message"]})
+        for choice in fields.get("choices", ()):
+            yield from self._of_choice(choice["delta"], choice["finish_reason"])
+
+    def _of_choice(self, delta: dict[str, str], finish_reason: str | None) -> Iterator[str]:
+        if "role" in delta:
+            usage = self._usage() | {"output_tokens": 1}
+            yield _event("message_start", message=self._message([]) | {"stop_reason": None, "usage": usage})
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        if thought := delta.get("reasoning_content"):
+            yield _event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": thought})
+        if text := delta.get("content"):
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+        if finish_reason is not None:
+            yield _event("content_block_stop", index=0)
+            stop = {"stop_reason": STOP_REASONS[finish_reason], "stop_sequence": None}
+            yield _event("message_delta", delta=stop, usage={"output_tokens": self._usage()["output_tokens"]})
+
+    def _usage(self) -> dict[str, int]:
+        usage = self.usage()
+        return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+
+    def _message(self, content: list[Any]) -> dict[str, object]:
+        message = {"id": self._id, "type": "message", "role": "assistant", "model": self.chat.model}
+        return message | {"content": content, "stop_sequence": None}
+
+
+class CountBody(msgspec.Struct):
+    """The body of a question for the tokens of a prompt."""
+
+    messages: list[ChatMessage]
+
+
+class GivenTexts(msgspec.Struct):
+    """The body of a request for embeddings."""
+
+    model: str
+    input: str | list[Any]
+
+
+def _event(kind: str, **fields: object) -> str:
+    return msgspec.json.encode({"type": kind, **fields}).decode()
+
+
+def embeddings(body: GivenTexts, mode: str) -> web.Response:
+    """Return a vector for each input. A mode that refuses does so here, too."""
+    if mode.isdecimal():
+        return refusal(int(mode), error(*REFUSALS[int(mode)]))
+    inputs = body.input if isinstance(body.input, list) else [body.input]
+    vectors = [
+        {"object": "embedding", "index": index, "embedding": [0.125] * DIMENSIONS} for index, _ in enumerate(inputs)
+    ]
+    tokens = sum(len(each.split()) if isinstance(each, str) else 1 for each in inputs)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return web.json_response({"object": "list", "data": vectors, "model": body.model, "usage": usage})

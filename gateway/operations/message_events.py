@@ -1,0 +1,159 @@
+"""The events of a message, as Anthropic's API streams them: usage, texts, errors and the end. Sans-I/O."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from gateway.chat.events import EventStream, WatchedEvents
+from gateway.chat.sse import LongEvent, id_text, parse_event
+from gateway.chat.usage import BYTES_PER_TOKEN, MAX_KEPT, Counts, read_counts
+
+TEXTS: Final = ("text", "thinking", "partial_json")
+FINISHED: Final = frozenset((b"0",))
+PROMPT: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+class _Message(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw(b"null")
+    usage: dict[str, Any] | None = None
+
+
+class _Delta(msgspec.Struct):
+    text: str = ""
+    thinking: str = ""
+    partial_json: str = ""
+    stop_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    message: _Message | None = None
+    delta: _Delta | None = None
+    usage: dict[str, Any] | None = None
+
+
+NO_EVENT: Final = _Event()
+_event = msgspec.json.Decoder(_Event)
+
+
+def read(name: bytes, data: bytes) -> _Event:
+    """Return what an event says. Some servers leave its name out, so that its type counts."""
+    try:
+        event = _event.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        event = NO_EVENT
+    return _Event("error") if name == b"error" else event
+
+
+class MessageEvents(EventStream):
+    """The event stream of one message. Its events are read one by one, and all of them are relayed."""
+
+    __slots__ = ()
+    singly: ClassVar[bool] = True
+
+    def __init__(self, *, drop_usage: bool = False, **options: Any) -> None:
+        super().__init__(drop_usage=drop_usage, **options)
+
+    def _take_event(self, event: bytes) -> bytes:
+        if len(event) > self._max_event_bytes:
+            self._begin_overlong()
+            return self._end_overlong(event)
+        name, data = parse_event(event)
+        if not data and name != b"error":
+            return event if self.error is None else b""
+        said = read(name, data)
+        if self.error is not None:
+            return b""
+        if said.type == "error":
+            self.error, self.first_error = data, not self.started
+            # Libraries know an error by the name of its event.
+            self.error_relayed, self.concluded = name == b"error", True
+            self.started = True
+            self.events += self.error_relayed
+            return event if self.error_relayed else b""
+        self.started = self.started or said.type != "ping"
+        self.events += 1
+        self._note(said, data)
+        return event
+
+    def _note(self, said: _Event, data: bytes) -> None:
+        delta, usage = said.delta, said.usage
+        if said.message is not None:
+            self.completion_id = self.completion_id or id_text(bytes(said.message.id))
+            usage = said.message.usage
+        if delta is not None:
+            if size := sum(len(getattr(delta, name).encode("utf-8", "surrogatepass")) for name in TEXTS):
+                self.output.add_unread(max(size, BYTES_PER_TOKEN))
+            if delta.stop_reason is not None:
+                self._finished_choices = FINISHED
+        if usage:
+            self._note_usage(usage, begins=said.message is not None)
+        self.done = self.done or said.type == "message_stop" or (data == b"[DONE]" and self.finished)
+        self.concluded = self.done or (self.finished and self.usage.final)
+
+    def _note_usage(self, usage: dict[str, Any], *, begins: bool) -> None:
+        """Note a usage object. The output that is told at the beginning is not that of the answer."""
+        told = {name: value for name, value in usage.items() if value is not None}
+        if begins:
+            told.pop("output_tokens", None)
+        self.usage.fields = {**self.usage.fields, **told}
+        counts = message_counts(self.usage.fields)
+        if counts is not None:
+            self.usage.add(counts, final=self.finished)
+            self.usage.prompt_final = counts.certain and counts.prompt > 0
+
+    def _note_unfinished(self, rest: bytes) -> None:
+        self.done = self.done or read(*parse_event(rest)).type == "message_stop"
+
+    def _read_overlong(self, event: LongEvent) -> None:
+        self.output.add_unread(event.text_bytes - event.size)
+        name, data = parse_event(event.kept)
+        said = read(name, data)
+        if said.type != "error":
+            self._note(said, data)
+
+
+class WatchedMessageEvents(WatchedEvents, MessageEvents):
+    """The same, of which the last events may be withdrawn."""
+
+    __slots__ = ()
+
+
+def message_counts(fields: dict[str, Any]) -> Counts | None:
+    """Return the counts of a usage object. Where it tells each round of the upstream's work, the larger of both counts.
+
+    Tokens that were read from a cache or written to one are added to `input_tokens`, which does not contain them.
+    """
+    given = [fields.get(name) or 0 for name in PROMPT]
+    valid = all(type(each) is int and each >= 0 for each in given)
+    told = {name: value for name, value in fields.items() if name not in ("input_tokens", "iterations")}
+    told["prompt_tokens"] = sum(each for each in given if type(each) is int and each > 0)
+    counts = read_counts(msgspec.json.encode(told))
+    if counts is None:
+        return None
+    rounds, text = fields.get("iterations"), msgspec.json.encode(fields)
+    found = [each for one in rounds if (each := _of_round(one))] if isinstance(rounds, list) else []
+    return msgspec.structs.replace(
+        counts,
+        prompt=max(counts.prompt, sum(each.prompt for each in found)),
+        completion=max(counts.completion, sum(each.completion for each in found)),
+        certain=counts.certain and valid,
+        text=text if len(text) <= MAX_KEPT else b"",
+    )
+
+
+def _of_round(fields: object) -> Counts | None:
+    return message_counts({**fields, "iterations": None}) if isinstance(fields, dict) else None
+
+
+def text_bytes(value: Any) -> int:
+    """Return the bytes of the texts in the content of a message."""
+    if isinstance(value, list):
+        return sum(map(text_bytes, value))
+    if isinstance(value, dict):
+        texts = (value.get(name) for name in ("text", "thinking"))
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
+        return size + (len(msgspec.json.encode(value["input"])) if "input" in value else 0)
+    return 0

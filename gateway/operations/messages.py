@@ -1,0 +1,378 @@
+"""Messages: Anthropic's API, for its libraries and for agents that speak nothing else. Every answer passes byte for byte.
+
+- **Usage** is told at the start and again, cumulatively, at the end: a field of a later object replaces that of an earlier one.
+  Tokens that are read from a cache or written to one come beside `input_tokens`.
+- **What would cost more than the model's prices** is refused: tools that the upstream runs, faster or regional service, a cache
+  that is kept for longer, summaries of the conversation by the upstream.
+- **Errors** are told in the shape that these libraries show to people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.base.errors import Refused, render
+from gateway.chat import upstream_errors
+from gateway.chat.answers import Response, strict_json
+from gateway.chat.events import EventStream
+from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, unpriced
+from gateway.chat.prompt import (
+    ABSENT,
+    ENCODED_TOKENS,
+    MAX_PARTS,
+    MESSAGE_ALLOWANCE,
+    REQUEST_ALLOWANCE,
+    TOOLS_ALLOWANCE,
+    PromptBound,
+    rewritten,
+)
+from gateway.chat.request import (
+    Body,
+    BodyPart,
+    BodyRules,
+    FixedFields,
+    check_model,
+    field,
+    invalid_field,
+    parse_top,
+    positive,
+)
+from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
+from gateway.config.channel import Channel, CredentialPlace
+from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts, text_bytes
+from gateway.operations.wire_format import Errors, WireFormat
+
+VERSION: Final = "anthropic-version"
+DEFAULT_VERSION: Final = "2023-06-01"
+OF_BROWSERS: Final = "anthropic-dangerous-direct-browser-access"
+HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+
+FIELDS: Final = FieldNames(
+    ("model", "messages", "max_tokens", "stream", "tools", "system", "context_management", "cache_control"),
+    (
+        *("temperature", "top_p", "top_k", "stop_sequences", "metadata", "thinking", "tool_choice", "output_config"),
+        "service_tier",
+    ),
+    {**REMEDIES, "max_completion_tokens": "use 'max_tokens'"},
+    UNPRICED,
+)
+SERVICE_TIERS: Final = ("auto", "standard_only")
+"""Tiers of one price: `auto` uses a capacity that the operator has bought, where there is some."""
+OWN_TOOLS: Final = ("", "custom", "bash_", "text_editor_", "computer_", "memory_")
+"""How the types of tools begin that run at the caller."""
+COMPACTS: Final = "compact"
+"""How the edits of a context begin for which the upstream generates a summary."""
+SHORT_CACHE: Final = "5m"
+PARTS: Final = {"image": 0, "input_audio": 1, "audio": 1, "document": 2, "container_upload": 2}
+"""Types of blocks that may hold encoded bytes: whether they count as a picture, a sound or a file."""
+TEXTS: Final = frozenset(
+    ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result", "server_tool_use")
+)
+WRITTEN_AGAIN: Final = frozenset(("tool_use", "tool_result", "server_tool_use"))
+"""Blocks that an upstream may write into the prompt in another form of JSON."""
+
+TYPES: Final = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""The type of an error by its status; any other is an `invalid_request_error`."""
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[msgspec.Raw] = ""
+
+
+class _Cache(msgspec.Struct):
+    ttl: str | None = None
+
+
+class _Source(msgspec.Struct):
+    type: str = ""
+    data: msgspec.Raw = ABSENT
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+    source: _Source | None = None
+    content: msgspec.Raw = ABSENT
+    cache_control: _Cache | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str | None = None
+    model: msgspec.Raw = ABSENT
+    cache_control: _Cache | None = None
+
+
+class _Edit(msgspec.Struct):
+    type: str = ""
+
+
+class _ContextManagement(msgspec.Struct):
+    edits: list[_Edit] = []
+
+
+_messages = msgspec.json.Decoder(list[_Message])
+_tools = msgspec.json.Decoder(list[_Tool] | None)
+_context = msgspec.json.Decoder(_ContextManagement | None)
+_cache = msgspec.json.Decoder(_Cache | None)
+_block = msgspec.json.Decoder(_Block)
+_blocks = msgspec.json.Decoder(str | list[msgspec.Raw] | None)
+_boolean = msgspec.json.Decoder(bool | None)
+_text = msgspec.json.Decoder(str | None)
+
+
+class MessagesBody(Body, frozen=True):
+    """A checked body."""
+
+    def upstream(
+        self,
+        model: str,
+        ceiling_field: str,
+        ceiling: int | None,
+        *,
+        ask_usage: bool,
+        stream: bool | None = None,
+        fields: FixedFields | None = None,
+    ) -> list[BodyPart]:
+        """Return the body to send. Its ceiling is always the caller's, and its usage is always told."""
+        top: dict[str, object] = {**self._top, "model": model}
+        if fields is not None:
+            fields.apply(top)
+        if self.max_tokens is not None:
+            top["max_tokens"] = self.max_tokens
+        if self.stream or "stream" in top:
+            top["stream"] = self.stream
+        return self._encoded(top)
+
+
+class Bound:
+    """The most tokens of a prompt: one for each byte, and what each encoded part counts in place of its bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.text = size
+        self.counts = [0, 0, 0]
+        self.encoded = 0
+
+    def add(self, name: str, blocks: list[msgspec.Raw]) -> Generator[None, None, None]:
+        """Count the blocks of `name`, and those inside of them. Raises `Refused`."""
+        for number, raw in enumerate(blocks, 1):
+            try:
+                block = _block.decode(raw)
+                inner = _blocks.decode(block.content) if block.content is not ABSENT else None
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise invalid_field(name, f"'{name}' has a block that is not valid: {error}.") from None
+            check_cache(block.cache_control)
+            source = block.source
+            if block.type in PARTS or (source is not None and source.type in ("base64", "url", "file")):
+                self.counts[PARTS.get(block.type, 2)] += source is None or source.type != "text"
+                if source is not None and source.type == "base64":
+                    self.encoded += len(memoryview(source.data)) if source.data is not ABSENT else 0
+            elif block.type not in TEXTS:
+                self.counts[0] += 1  # it is not known what it is
+            if block.type in WRITTEN_AGAIN:
+                self.text += yield from rewritten(raw)
+            if isinstance(inner, list):
+                yield from self.add(name, inner)
+            if sum(self.counts) > MAX_PARTS:
+                text = f"The body has more than {MAX_PARTS} pictures, sounds and files. Send fewer."
+                raise Refused(400, "invalid_request", text)
+            if number % 256 == 0:
+                yield
+
+    def prompt(self) -> PromptBound:
+        """Return the bound."""
+        return PromptBound(self.text - self.encoded, *self.counts)
+
+
+class MessageAnswer(Response, frozen=True):
+    """A message that is not a stream."""
+
+    @property
+    def usage(self) -> ReportedUsage:
+        """The usage that the message reports."""
+        reported, told = ReportedUsage(), msgspec.json.decode(self.facts).get("usage")
+        if isinstance(told, dict) and (counts := message_counts(told)) is not None:
+            reported.add(counts, final=True)
+        return reported
+
+    @property
+    def completion_id(self) -> str:
+        """The id that the upstream gave the message."""
+        named = msgspec.json.decode(self.facts).get("id")
+        return named if isinstance(named, str) and named.isprintable() and len(named) <= 128 else ""
+
+    def estimate_output(self) -> int:
+        """Return the estimated tokens of its content."""
+        return -(-text_bytes(msgspec.json.decode(self.facts).get("content")) // BYTES_PER_TOKEN)
+
+
+class MessagesFormat(WireFormat):
+    """The wire format of `POST /v1/messages`."""
+
+    path = "/messages"
+    answer = "a message"
+    auth = CredentialPlace("header", "x-api-key")
+    id_header = "request-id"
+    needs_ceiling = True
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for a short stream."""
+        messages = [{"role": "user", "content": "Say hello"}]
+        return {"model": model, "messages": messages, "stream": True, "max_tokens": 16}
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked body. Raises `Refused`."""
+        top = yield from parse_top(raw, rules.max_depth)
+        check_names(top, rules.allow_fields, FIELDS)
+        model = check_model(top)
+        yield
+        most = positive(top, "max_tokens", rules.max_output_tokens)
+        if self.needs_ceiling and most is None:
+            raise invalid_field("max_tokens", "'max_tokens' is required: the most tokens of the answer.")
+        expected = "a non-empty array of objects, each with a string 'role'"
+        messages = field(top, "messages", _messages, expected)
+        if not messages:
+            raise invalid_field("messages", f"'messages' is required: {expected}.")
+        yield
+        tier = field(top, "service_tier", _text, "a string")
+        if tier not in (None, *SERVICE_TIERS) and "service_tier" not in rules.allow_fields:
+            raise unpriced("service_tier", f"send {' or '.join(SERVICE_TIERS)}, or leave it out")
+        bound = Bound(len(raw) + len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE)
+        yield from self._check_rest(top, rules, bound)
+        for message in messages:
+            if isinstance(message.content, list):
+                yield from bound.add("messages", message.content)
+        return MessagesBody(
+            model=model,
+            stream=bool(field(top, "stream", _boolean, "true or false")) and self.needs_ceiling,
+            max_tokens=most if self.needs_ceiling else None,
+            n=1 if self.needs_ceiling else 0,
+            asked_usage=True,
+            size=len(raw),
+            messages=len(messages),
+            prompt_tokens_estimate=-(-max(len(raw) - bound.encoded, 0) // BYTES_PER_TOKEN)
+            + sum(bound.counts) * ENCODED_TOKENS,
+            prompt_bound=bound.prompt(),
+            _stream_options={},
+            _top=top,
+        )
+
+    def _check_rest(self, top: dict[str, msgspec.Raw], rules: BodyRules, bound: Bound) -> Generator[None, None, None]:
+        """Check what stands beside the messages, and count it."""
+        check_cache(field(top, "cache_control", _cache, "an object"))
+        tools = field(top, "tools", _tools, "an array of objects") or []
+        for tool in tools:
+            check_cache(tool.cache_control)
+            own = not tool.type or tool.type.startswith(OWN_TOOLS[1:])
+            if not (own and tool.model is ABSENT) and "tools" not in rules.allow_fields:
+                raise unpriced("tools", "send tools that you run yourself")
+        if tools:
+            bound.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
+        context = field(top, "context_management", _context, "an object with 'edits'")
+        if context is not None and any(edit.type.startswith(COMPACTS) for edit in context.edits):
+            raise unpriced("context_management", "let your client shorten the conversation")
+        system = field(top, "system", _blocks, "a text, or an array of blocks")
+        if isinstance(system, list):
+            yield from bound.add("system", system)
+
+    def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+        """Return the parser of an answer's events. Nothing of it is dropped."""
+        return WatchedMessageEvents() if watched else MessageEvents()
+
+    def read(self, text: bytes) -> Response | None:
+        """Return a message. Raises `ValueError` for what is no JSON."""
+        facts = strict_json(text)
+        value = upstream_errors.decode(facts)
+        if isinstance(value, dict) and isinstance(value.get("content"), list):
+            return MessageAnswer(text, facts)
+        return MessageAnswer(text, facts, error=True) if upstream_errors.is_error(value) else None
+
+    def lines(self, headers: Mapping[str, str], channel: Channel) -> str:
+        """Return the lines of all `anthropic-*` headers: what a body may say depends on them. Those of the channel come first."""
+        own = {name.lower() for name in channel.headers}
+        lines = [
+            f"{name}: {value}\r\n"
+            for name, value in headers.items()
+            if name[:10].lower() == "anthropic-"
+            and name.lower() not in (OF_BROWSERS, *own)
+            and HEADER_VALUE.fullmatch(value)
+        ]
+        if VERSION not in own and VERSION not in headers:
+            lines.append(f"{VERSION}: {DEFAULT_VERSION}\r\n")
+        return "".join(lines)
+
+
+class CountedTokens(Response, frozen=True):
+    """The answer to a question for the tokens of a prompt. It costs nothing."""
+
+    @property
+    def usage(self) -> ReportedUsage:
+        """No usage: nothing was generated or billed."""
+        return ReportedUsage(prompt_final=True)
+
+    @property
+    def completion_id(self) -> str:
+        """No id: there is no message."""
+        return ""
+
+    def estimate_output(self) -> int:
+        """Return 0."""
+        return 0
+
+
+class MessageTokensFormat(MessagesFormat):
+    """The wire format of `POST /v1/messages/count_tokens`: the same body, of which the answer is a number."""
+
+    path = "/messages/count_tokens"
+    answer = "a number of tokens"
+    generates = False
+    free = True
+    needs_ceiling = False
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for the tokens of one word."""
+        return {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+
+    def read(self, text: bytes) -> Response | None:
+        """Return the answer. Raises `ValueError` for what is no JSON."""
+        facts = strict_json(text)
+        value: Any = upstream_errors.decode(facts)
+        if isinstance(value, dict) and isinstance(value.get("input_tokens"), int):
+            return CountedTokens(text, facts)
+        return CountedTokens(text, facts, error=True) if upstream_errors.is_error(value) else None
+
+
+class MessageErrors(Errors):
+    """Errors in the shape of Anthropic's API. `code` is the gateway's own, which its libraries pass over."""
+
+    def body(self, error: Refused, request_id: str) -> bytes:
+        """Return the JSON body of an error."""
+        told = msgspec.json.decode(render(error, request_id))["error"]
+        told["type"] = TYPES.get(error.status, "invalid_request_error")
+        told.pop("request_id")
+        return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})
+
+    def event(self, error: Refused, request_id: str) -> bytes:
+        """Return the event that ends a stream with an error. Libraries read its name."""
+        return b"event: error\ndata: %b\n\n" % self.body(error, request_id)
+
+
+def check_cache(cache: _Cache | None) -> None:
+    """Raise `Refused` for a cache that is kept for longer than the price of written tokens is for."""
+    if cache is not None and cache.ttl not in (None, SHORT_CACHE):
+        raise unpriced("cache_control", f"leave out its 'ttl', or send \"{SHORT_CACHE}\"")

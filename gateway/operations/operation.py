@@ -1,0 +1,51 @@
+"""The operations: what a path asks for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Self
+
+from gateway.operations.chat_completions import ChatFormat
+from gateway.operations.embeddings import EmbeddingsFormat
+from gateway.operations.messages import MessageErrors, MessagesFormat, MessageTokensFormat
+from gateway.operations.wire_format import Errors, WireFormat
+
+
+class Operation(StrEnum):
+    """What a path asks for. `wire`: the format of what is asked of upstreams; None for what the gateway answers itself.
+
+    A plugin that concerns only generated text in the form of chat completions checks for `CHAT`.
+    """
+
+    wire: WireFormat | None
+
+    def __new__(cls, name: str, wire: WireFormat | None = None) -> Self:
+        """Return the member with this name."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.wire = wire
+        return member
+
+    CHAT = "chat.completions", ChatFormat()
+    EMBEDDINGS = "embeddings", EmbeddingsFormat()
+    MESSAGES = "messages", MessagesFormat()
+    MESSAGE_TOKENS = "messages.tokens", MessageTokensFormat()
+    MODELS = "models"
+    ACCOUNT = "account"
+    LEDGER = "ledger"
+    USAGE = "usage"
+    REQUESTS = "requests"
+    MISDIRECTED = "misdirected"
+
+
+SERVED: Final = {operation: operation.wire for operation in Operation if operation.wire is not None}
+"""The operations of upstreams."""
+
+ERRORS: Final = Errors()
+MESSAGE_ERRORS: Final = MessageErrors()
+MESSAGE_PATHS: Final = ("/v1/messages", "/v1/v1/messages", "/messages")
+
+
+def errors_of(path: str) -> Errors:
+    """Return how errors are told on a path, also on one that is not served."""
+    return MESSAGE_ERRORS if path.startswith(MESSAGE_PATHS) else ERRORS

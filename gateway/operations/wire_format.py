@@ -1,0 +1,66 @@
+"""The wire format of an operation: its path, its body, its answer, its errors. Sans-I/O.
+
+What is the same for all operations (the chain, holds, failover, the relay, records) knows none of them by name: it asks the
+operation's wire format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import ClassVar
+
+from gateway.base.errors import Refused, render
+from gateway.chat.answers import Response
+from gateway.chat.events import EventStream
+from gateway.chat.request import Body, BodyRules
+from gateway.config.channel import BEARER, Channel, CredentialPlace
+
+
+class Errors:
+    """How errors are told to callers: by default in the shape of OpenAI's API."""
+
+    def body(self, error: Refused, request_id: str) -> bytes:
+        """Return the JSON body of an error."""
+        return render(error, request_id)
+
+    def event(self, error: Refused, request_id: str) -> bytes:
+        """Return the event that ends a stream with an error."""
+        return b"data: %b\n\n" % self.body(error, request_id)
+
+
+class WireFormat:
+    """How callers and upstreams write one operation. One instance serves all requests.
+
+    `path` follows the base address of the gateway and those of upstreams. `answer`: the name of an answer that is not a stream,
+    for errors. `auth`: where upstreams take the credential, unless the channel says so. `id_header`: another header with the
+    request id; empty for none. `generates`: answers have texts of a model. `free`: nothing is billed. `gathers`: an answer can be
+    gathered from a stream, and translated from another dialect.
+    """
+
+    path: ClassVar[str]
+    answer: ClassVar[str]
+    auth: ClassVar[CredentialPlace] = BEARER
+    id_header: ClassVar[str] = ""
+    generates: ClassVar[bool] = True
+    free: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a small request by which a channel is tried."""
+        raise NotImplementedError
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked body, with a pause after each part that may take more than a millisecond. Raises `Refused`."""
+        raise NotImplementedError
+
+    def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+        """Return the parser of an answer's events. `watched`: plugins may withdraw events."""
+        raise NotImplementedError
+
+    def read(self, text: bytes) -> Response | None:
+        """Return an answer that is not a stream; None for JSON that is none. Raises `ValueError` for what is no JSON."""
+        raise NotImplementedError
+
+    def lines(self, headers: Mapping[str, str], channel: Channel) -> str:
+        """Return the lines of the head that an upstream gets of the caller's headers, each with its line end."""
+        return ""

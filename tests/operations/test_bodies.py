@@ -1,0 +1,165 @@
+"""The bodies of operations: what is needed, what is refused since no price is for it, and what a prompt can count."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.base.errors import Refused
+from gateway.chat.prompt import FILE_TOKENS, IMAGE_TOKENS
+from gateway.chat.request import Body, BodyRules, checked
+from gateway.operations.embeddings import EmbeddingsFormat
+from gateway.operations.messages import MessagesFormat, MessageTokensFormat
+from gateway.operations.wire_format import WireFormat
+
+MESSAGE: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "hi"}],
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "look", "input_schema": {"type": "object"}}, {"type": "bash_20250124", "name": "bash"}],
+    "thinking": {"type": "enabled", "budget_tokens": 50},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "service_tier": "auto",
+    "metadata": {"user_id": "u"},
+}
+PNG = base64.b64encode(bytes(30_000)).decode()
+
+
+def body(wire: WireFormat, fields: dict[str, Any] | bytes, **rules: Any) -> Body:
+    raw = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return checked(wire.check(raw, BodyRules(**rules)))
+
+
+def image(source: dict[str, Any], kind: str = "image") -> list[dict[str, Any]]:
+    return [{"type": kind, "source": source}]
+
+
+def test_a_message_is_sent_as_it_came_with_the_name_of_the_model_there() -> None:
+    asked = body(MessagesFormat(), MESSAGE | {"stream": True})
+    sent = json.loads(b"".join(asked.upstream("there", "max_completion_tokens", 7, ask_usage=True)))
+    assert sent == MESSAGE | {"model": "there", "stream": True}
+    assert (asked.stream, asked.max_tokens, asked.n, asked.messages) == (True, 100, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        *[({name: None}, name, "invalid_request") for name in ("model", "messages", "max_tokens")],
+        ({"max_tokens": 0}, "max_tokens", "invalid_request"),
+        ({"messages": [{"content": "hi"}]}, "messages", "invalid_request"),
+        ({"messages": [{"role": "user", "content": [7]}]}, "messages", "invalid_request"),
+        ({"stream": "yes"}, "stream", "invalid_request"),
+        ({"Max_Tokens": 9}, "Max_Tokens", "invalid_request"),
+        ({"max_completion_tokens": 9}, "max_completion_tokens", "invalid_request"),
+        ({"fallbacks": [{"model": "x"}]}, "fallbacks", "invalid_request"),
+        *[
+            ({name: value}, name, "unpriced_option")
+            for name, value in (
+                ("speed", "fast"),
+                ("inference_geo", "us"),
+                ("container", "c_1"),
+                ("mcp_servers", [{"url": "http://x"}]),
+                ("service_tier", "priority"),
+                ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
+                ("tools", [{"type": "code_execution_20250825", "name": "code_execution"}]),
+                ("tools", [{"type": "custom", "name": "a", "model": "dear"}]),
+                ("cache_control", {"type": "ephemeral", "ttl": "1h"}),
+                ("context_management", {"edits": [{"type": "compact_20260112"}]}),
+            )
+        ],
+        (
+            {"system": [{"type": "text", "text": "a", "cache_control": {"ttl": "1h"}}]},
+            "cache_control",
+            "unpriced_option",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "cache_control": {"ttl": "1\u0068"}}]}]},
+            *("cache_control", "unpriced_option"),
+        ),
+    ],
+)
+def test_a_message_without_a_price_or_a_field_that_is_needed_is_refused(
+    fields: dict[str, Any], param: str, code: str
+) -> None:
+    given = {name: value for name, value in (MESSAGE | fields).items() if value is not None}
+    with pytest.raises(Refused) as refused:
+        body(MessagesFormat(), given)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, param)
+
+
+def test_what_an_operator_allows_is_sent() -> None:
+    allowed = frozenset(("speed", "tools", "service_tier"))
+    fields = {"speed": "fast", "service_tier": "priority", "tools": [{"type": "web_search_1", "name": "a"}]}
+    assert body(MessagesFormat(), MESSAGE | fields, allow_fields=allowed).top["speed"] == msgspec.Raw(b'"fast"')
+
+
+@pytest.mark.parametrize(
+    ("blocks", "images", "files"),
+    [
+        (image({"type": "base64", "media_type": "image/png", "data": PNG}), 1, 0),
+        (image({"type": "url", "url": "http://x/y.png"}), 1, 0),
+        (image({"type": "base64", "data": PNG}, "document"), 0, 1),
+        (image({"type": "text", "data": "plain"}, "document"), 0, 0),
+        ([{"type": "tool_result", "tool_use_id": "t", "content": image({"type": "base64", "data": PNG})}], 1, 0),
+        ([{"type": "new_kind"}], 1, 0),
+        ([{"type": "text", "text": "a", "source": {"type": "base64", "data": PNG}}], 0, 1),
+        ([{"type": "container_upload", "file_id": "f"}], 0, 1),
+    ],
+)
+def test_an_encoded_part_counts_by_its_kind_and_not_by_its_bytes(
+    blocks: list[dict[str, Any]], images: int, files: int
+) -> None:
+    asked = body(MessagesFormat(), {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": blocks}]})
+    most = asked.prompt_tokens_bound()
+    encoded = images * IMAGE_TOKENS + files * FILE_TOKENS
+    assert encoded <= most <= encoded + 2000
+    assert asked.prompt_tokens_estimate < most
+
+
+def test_a_question_for_tokens_needs_no_ceiling_and_generates_nothing() -> None:
+    asked = body(MessageTokensFormat(), {name: value for name, value in MESSAGE.items() if name != "max_tokens"})
+    assert (asked.n, asked.max_tokens, asked.stream) == (0, None, False)
+
+
+@pytest.mark.parametrize("given", ["text", ["a", "b"], [1, 2, 3], [[1, 2], [3]], "\u00e9\n\"'"])
+def test_an_input_is_text_or_token_ids(given: Any) -> None:
+    fields = {"model": "m", "input": given, "dimensions": 8, "encoding_format": "base64", "task": "search"}
+    raw = json.dumps(fields).encode()
+    asked = body(EmbeddingsFormat(), raw)
+    assert json.loads(b"".join(asked.upstream("there", "max_tokens", 9, ask_usage=True))) == fields | {"model": "there"}
+    assert (asked.prompt_tokens_bound(), asked.n, asked.stream) == (len(raw), 0, False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "",
+        [],
+        [[]],
+        7,
+        {"text": "a"},
+        [{"image": "http://x"}],
+        ["a", {"text": "b"}],
+        ["a", 1],
+        [[1, "a"]],
+        [1.5],
+        [-1],
+    ],
+)
+def test_any_other_input_is_refused(given: Any) -> None:
+    with pytest.raises(Refused) as refused:
+        body(EmbeddingsFormat(), {"model": "m", "input": given})
+    assert (refused.value.status, refused.value.param) == (400, "input")
+
+
+@pytest.mark.parametrize("name", ["messages", "prompt", "model_", "Input", "preset", "extra_body", "documents"])
+def test_a_field_that_upstreams_may_read_in_place_of_the_input_is_refused(name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        body(EmbeddingsFormat(), {"model": "m", "input": "a", name: "x"})
+    assert (refused.value.status, refused.value.param) == (400, name)
