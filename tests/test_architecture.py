@@ -25,7 +25,7 @@ MAX_LINES = 600
 """Lines of a file: a file is one subject, and has all that a reader of that subject needs."""
 MAX_FILES = 20
 """Python files of a folder. Sub-folders count for themselves, and `__init__.py` does not count."""
-MAX_LOADED = 130
+MAX_LOADED = 133
 """Modules of the gateway that a worker loads."""
 WAY_OF_A_REQUEST = tuple(
     f"gateway/{name}" for name in ("base", "chat", "operations", "domain", "chain", "proxy", "server")
@@ -35,8 +35,11 @@ BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
         ("gateway", "plugins"),
         51_060,
     ),  # messages and embeddings, and their answers of the fake upstream
-    "the way of a request": (WAY_OF_A_REQUEST, 14_090),  # messages and embeddings: a third of it their bodies' checks
-    "tests without tests/bench": (("tests",), 70_570),  # messages and embeddings
+    "the way of a request": (
+        WAY_OF_A_REQUEST,
+        14_570,
+    ),  # messages, responses, embeddings: half of it the checks of their bodies
+    "tests without tests/bench": (("tests",), 70_960),  # messages, responses, embeddings
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

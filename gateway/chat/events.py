@@ -86,6 +86,7 @@ class EventStream:
         "output_at_usage",
         "started",
         "template",
+        "told",
         "usage",
     )
 
@@ -108,6 +109,8 @@ class EventStream:
         """The id that the upstream gave the completion."""
         self.usage = ReportedUsage()
         """The usage that the upstream reported."""
+        self.told: dict[str, Any] = {}
+        """What is kept of earlier events, for operations whose events build on one another."""
         self.done = False
         """`[DONE]` was received."""
         self.concluded = False

@@ -247,7 +247,7 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
         prompt_bound=(yield from bound_prompt(raw, top, messages)),
         _stream_options=options,
         _top=top,
-        service_tier=_check_service_tier(top, model, rules),
+        service_tier=check_service_tier(top, model, rules),
     )
 
 
@@ -299,7 +299,8 @@ def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules) -> None:
             raise unpriced("tools", remedy) from None
 
 
-def _check_service_tier(top: dict[str, msgspec.Raw], model: str, rules: BodyRules) -> str:
+def check_service_tier(top: dict[str, msgspec.Raw], model: str, rules: BodyRules) -> str:
+    """Return the tier that a body asks for, empty for the default. Raises `Refused` for one without a price."""
     if "service_tier" not in top:
         return ""
     tier = field(top, "service_tier", _text_or_null, "a string") or DEFAULT_TIER

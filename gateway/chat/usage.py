@@ -128,8 +128,6 @@ class ReportedUsage(msgspec.Struct):
     of_prompt: Counts = NONE
     """The report that `prompt` is of, with the part of it that was cached."""
     last: Counts = NONE
-    fields: dict[str, Any] = {}
-    """All that was told, of an operation whose later reports replace single fields of earlier ones."""
 
     @property
     def final(self) -> bool:

@@ -110,7 +110,15 @@ class Fixed(Mapping[str, Value]):
 
 NOTHING: Final[Fixed[Any]] = Fixed({})
 
-ServedOperation = Literal["chat.completions", "embeddings", "messages", "messages.tokens"]
+ServedOperation = Literal[
+    "chat.completions",
+    "embeddings",
+    "messages",
+    "messages.tokens",
+    "responses",
+    "responses.tokens",
+    "responses.compact",
+]
 """The operations of upstreams, see `gateway.operations`."""
 CHAT: Final[ServedOperation] = "chat.completions"
 

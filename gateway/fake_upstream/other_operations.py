@@ -1,6 +1,6 @@
-"""The other operations of the fake upstream: messages, their tokens, and embeddings.
+"""The other operations of the fake upstream: messages, responses, the tokens of both, and embeddings.
 
-Every mode answers `POST /v1/messages`, too: each chunk of the chat completion that it sends becomes events of a message.
+Every mode answers messages and responses, too: each chunk of the chat completion that it sends becomes events of these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 
-from gateway.fake_upstream.answer import DONE, ChatMessage, Completion, error, refusal
+from gateway.fake_upstream.answer import DONE, ChatBody, ChatMessage, Completion, error, refusal
 from gateway.fake_upstream.modes import REFUSALS
 
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
@@ -76,10 +76,73 @@ class MessageCompletion(Completion):
         return message | {"content": content, "stop_sequence": None}
 
 
-class CountBody(msgspec.Struct):
-    """The body of a question for the tokens of a prompt."""
+class ResponseBody(ChatBody):
+    """The body of a response: only the fields that the answer depends on."""
 
-    messages: list[ChatMessage]
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    input: str | list[ChatMessage] = ""
+    max_output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self.messages = [ChatMessage("user", self.input)] if isinstance(self.input, str) else self.input
+        self.max_tokens = self.max_output_tokens
+
+
+class ResponseCompletion(Completion):
+    """One response."""
+
+    events = NamedEvents
+
+    def whole(self) -> dict[str, object]:
+        """Return the response as one JSON object."""
+        return self._response("completed", self._usage())
+
+    async def send(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
+        """Send the events of a response in place of chunks, at the pace."""
+        for chunk in events:
+            for event in self._events(chunk):
+                await super().send(stream, [event])
+
+    def _events(self, chunk: str) -> Iterator[str]:
+        if chunk == DONE:
+            return
+        fields = msgspec.json.decode(chunk)
+        if told := fields.get("error"):
+            yield _event("error", code="server_error", message=told["message"], param=None)
+        for choice in fields.get("choices", ()):
+            delta = choice["delta"]
+            if "role" in delta:
+                yield _event("response.created", response=self._response("in_progress", None))
+                item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+                yield _event("response.output_item.added", output_index=0, item=item)
+                part = {"type": "output_text", "text": "", "annotations": []}
+                yield _event("response.content_part.added", item_id="msg_1", output_index=0, content_index=0, part=part)
+            if thought := delta.get("reasoning_content"):
+                yield _event("response.reasoning_summary_text.delta", delta=thought)
+            if text := delta.get("content"):
+                place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+                yield _event("response.output_text.delta", **place, delta=text)
+            if choice["finish_reason"] is not None:
+                status = "completed" if choice["finish_reason"] == "stop" else "incomplete"
+                yield _event(f"response.{status}", response=self._response(status, self._usage()))
+
+    def _usage(self) -> dict[str, int]:
+        usage = self.usage()
+        told = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+        return {**told, "total_tokens": usage["total_tokens"]}
+
+    def _response(self, status: str, usage: dict[str, int] | None) -> dict[str, object]:
+        part = {"type": "output_text", "text": " ".join(self.words), "annotations": []}
+        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        output = [] if usage is None else [item]
+        made = {"id": self._id, "object": "response", "created_at": self._created, "status": status}
+        return {**made, "model": self.chat.model, "output": output, "usage": usage}
+
+
+def counted(chat: ChatBody, kind: str) -> web.Response:
+    """Return the tokens of a prompt."""
+    tokens = sum(len(message.words()) for message in chat.messages)
+    return web.json_response({"object": kind, "input_tokens": tokens})
 
 
 class GivenTexts(msgspec.Struct):

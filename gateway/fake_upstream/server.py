@@ -15,7 +15,14 @@ from yarl import URL
 
 from gateway.fake_upstream.answer import ChatBody, Completion, error, refusal
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
-from gateway.fake_upstream.other_operations import CountBody, GivenTexts, MessageCompletion, embeddings
+from gateway.fake_upstream.other_operations import (
+    GivenTexts,
+    MessageCompletion,
+    ResponseBody,
+    ResponseCompletion,
+    counted,
+    embeddings,
+)
 
 MODEL: Final = "fake-model"
 MAX_BODY_BYTES: Final = 64 << 20
@@ -81,9 +88,12 @@ class FakeUpstream:
         """Return a new application that answers as this upstream, to be run by a server of the caller's."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._receive])
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", partial(self._complete, Completion))
-        app.router.add_post("/v1/messages", partial(self._complete, MessageCompletion))
-        app.router.add_post("/v1/messages/count_tokens", self._count)
+        app.router.add_post("/v1/chat/completions", partial(self._complete, Completion, ChatBody))
+        app.router.add_post("/v1/messages", partial(self._complete, MessageCompletion, ChatBody))
+        app.router.add_post("/v1/messages/count_tokens", partial(self._count, ChatBody, "message_tokens"))
+        app.router.add_post("/v1/responses", partial(self._complete, ResponseCompletion, ResponseBody))
+        app.router.add_post("/v1/responses/compact", partial(self._complete, ResponseCompletion, ResponseBody))
+        app.router.add_post("/v1/responses/input_tokens", partial(self._count, ResponseBody, "response.input_tokens"))
         app.router.add_post("/v1/embeddings", self._embed)
         app.on_shutdown.append(self._cancel_answers)
         return app
@@ -135,19 +145,18 @@ class FakeUpstream:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake-upstream"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _complete(self, kind: type[Completion], request: web.Request) -> web.StreamResponse:
+    async def _complete(self, kind: type[Completion], body: type[ChatBody], request: web.Request) -> web.StreamResponse:
         try:
-            chat = msgspec.json.decode(await request.read(), type=ChatBody)
+            chat = msgspec.json.decode(await request.read(), type=body)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
         return await ANSWERS[self.mode](kind(request, chat, pace_s=self.pace_s, words=self._words))
 
-    async def _count(self, request: web.Request) -> web.StreamResponse:
+    async def _count(self, body: type[ChatBody], kind: str, request: web.Request) -> web.StreamResponse:
         try:
-            body = msgspec.json.decode(await request.read(), type=CountBody)
+            return counted(msgspec.json.decode(await request.read(), type=body), kind)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
-        return web.json_response({"input_tokens": sum(len(message.words()) for message in body.messages)})
 
     async def _embed(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -18,10 +18,10 @@ from gateway.chat.answers import Response, strict_json
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
 from gateway.chat.prompt import PromptBound
-from gateway.chat.request import Body, BodyPart, BodyRules, FixedFields, check_model, invalid_field, parse_top
+from gateway.chat.request import Body, BodyRules, check_model, invalid_field, parse_top
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
-from gateway.operations.wire_format import WireFormat
+from gateway.operations.wire_format import CheckedBody, WireFormat
 
 USE_INPUT: Final = "send the texts as 'input'"
 FIELDS: Final = FieldNames(
@@ -34,26 +34,6 @@ INPUT: Final = "a text, or a non-empty array of texts or of token ids"
 TOKEN_IDS: Final = re.compile(rb"\[[\[\]0-9,\s]*[0-9][\[\]0-9,\s]*\]")
 
 _texts = msgspec.json.Decoder(str | list[str])
-
-
-class EmbeddingsBody(Body, frozen=True):
-    """A checked body. `n` is 0: nothing is generated."""
-
-    def upstream(
-        self,
-        model: str,
-        ceiling_field: str,
-        ceiling: int | None,
-        *,
-        ask_usage: bool,
-        stream: bool | None = None,
-        fields: FixedFields | None = None,
-    ) -> list[BodyPart]:
-        """Return the body to send. It has no ceiling, and no stream."""
-        top: dict[str, object] = {**self._top, "model": model}
-        if fields is not None:
-            fields.apply(top)
-        return self._encoded(top)
 
 
 class _Answer(msgspec.Struct):
@@ -101,7 +81,7 @@ class EmbeddingsFormat(WireFormat):
         model = check_model(top)
         yield
         _check_input(top)
-        return EmbeddingsBody(
+        return CheckedBody(
             model=model,
             stream=False,
             max_tokens=None,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
-from gateway.chat.events import EventStream, WatchedEvents
-from gateway.chat.sse import LongEvent, id_text, parse_event
+from gateway.chat.events import WatchedEvents
+from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, MAX_KEPT, Counts, read_counts
+from gateway.operations.typed_events import FINISHED, TypedEvent, TypedEvents, decoded
 
 TEXTS: Final = ("text", "thinking", "partial_json")
-FINISHED: Final = frozenset((b"0",))
 PROMPT: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
@@ -27,8 +27,7 @@ class _Delta(msgspec.Struct):
     stop_reason: str | None = None
 
 
-class _Event(msgspec.Struct):
-    type: str = ""
+class _Event(TypedEvent):
     message: _Message | None = None
     delta: _Delta | None = None
     usage: dict[str, Any] | None = None
@@ -38,45 +37,22 @@ NO_EVENT: Final = _Event()
 _event = msgspec.json.Decoder(_Event)
 
 
-def read(name: bytes, data: bytes) -> _Event:
-    """Return what an event says. Some servers leave its name out, so that its type counts."""
-    try:
-        event = _event.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        event = NO_EVENT
-    return _Event("error") if name == b"error" else event
-
-
-class MessageEvents(EventStream):
-    """The event stream of one message. Its events are read one by one, and all of them are relayed."""
+class MessageEvents(TypedEvents):
+    """The event stream of one message."""
 
     __slots__ = ()
-    singly: ClassVar[bool] = True
 
-    def __init__(self, *, drop_usage: bool = False, **options: Any) -> None:
-        super().__init__(drop_usage=drop_usage, **options)
+    def _read(self, name: bytes, data: bytes) -> _Event:
+        return decoded(_event, name, data, NO_EVENT)
 
-    def _take_event(self, event: bytes) -> bytes:
-        if len(event) > self._max_event_bytes:
-            self._begin_overlong()
-            return self._end_overlong(event)
-        name, data = parse_event(event)
-        if not data and name != b"error":
-            return event if self.error is None else b""
-        said = read(name, data)
-        if self.error is not None:
-            return b""
-        if said.type == "error":
-            self.error, self.first_error = data, not self.started
-            # Libraries know an error by the name of its event.
-            self.error_relayed, self.concluded = name == b"error", True
-            self.started = True
-            self.events += self.error_relayed
-            return event if self.error_relayed else b""
-        self.started = self.started or said.type != "ping"
-        self.events += 1
-        self._note(said, data)
-        return event
+    def _is_end(self, said: _Event) -> bool:
+        return said.type == "message_stop"
+
+    def _begins(self, said: _Event) -> bool:
+        return said.type != "ping"
+
+    def _raises(self, name: bytes) -> bool:
+        return name == b"error"  # libraries know an error by the name of its event
 
     def _note(self, said: _Event, data: bytes) -> None:
         delta, usage = said.delta, said.usage
@@ -90,7 +66,7 @@ class MessageEvents(EventStream):
                 self._finished_choices = FINISHED
         if usage:
             self._note_usage(usage, begins=said.message is not None)
-        self.done = self.done or said.type == "message_stop" or (data == b"[DONE]" and self.finished)
+        self.done = self.done or self._is_end(said) or (data == b"[DONE]" and self.finished)
         self.concluded = self.done or (self.finished and self.usage.final)
 
     def _note_usage(self, usage: dict[str, Any], *, begins: bool) -> None:
@@ -98,21 +74,11 @@ class MessageEvents(EventStream):
         told = {name: value for name, value in usage.items() if value is not None}
         if begins:
             told.pop("output_tokens", None)
-        self.usage.fields = {**self.usage.fields, **told}
-        counts = message_counts(self.usage.fields)
+        self.told = {**self.told, **told}
+        counts = message_counts(self.told)
         if counts is not None:
             self.usage.add(counts, final=self.finished)
             self.usage.prompt_final = counts.certain and counts.prompt > 0
-
-    def _note_unfinished(self, rest: bytes) -> None:
-        self.done = self.done or read(*parse_event(rest)).type == "message_stop"
-
-    def _read_overlong(self, event: LongEvent) -> None:
-        self.output.add_unread(event.text_bytes - event.size)
-        name, data = parse_event(event.kept)
-        said = read(name, data)
-        if said.type != "error":
-            self._note(said, data)
 
 
 class WatchedMessageEvents(WatchedEvents, MessageEvents):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,21 +20,10 @@ from gateway.chat import upstream_errors
 from gateway.chat.answers import Response, strict_json
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, unpriced
-from gateway.chat.prompt import (
-    ABSENT,
-    ENCODED_TOKENS,
-    MAX_PARTS,
-    MESSAGE_ALLOWANCE,
-    REQUEST_ALLOWANCE,
-    TOOLS_ALLOWANCE,
-    PromptBound,
-    rewritten,
-)
+from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
 from gateway.chat.request import (
     Body,
-    BodyPart,
     BodyRules,
-    FixedFields,
     check_model,
     field,
     invalid_field,
@@ -44,7 +33,8 @@ from gateway.chat.request import (
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
 from gateway.config.channel import Channel, CredentialPlace
 from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts, text_bytes
-from gateway.operations.wire_format import Errors, WireFormat
+from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
+from gateway.operations.wire_format import CheckedBody, Errors, TokenCount, WireFormat
 
 VERSION: Final = "anthropic-version"
 DEFAULT_VERSION: Final = "2023-06-01"
@@ -67,8 +57,9 @@ OWN_TOOLS: Final = ("", "custom", "bash_", "text_editor_", "computer_", "memory_
 COMPACTS: Final = "compact"
 """How the edits of a context begin for which the upstream generates a summary."""
 SHORT_CACHE: Final = "5m"
-PARTS: Final = {"image": 0, "input_audio": 1, "audio": 1, "document": 2, "container_upload": 2}
-"""Types of blocks that may hold encoded bytes: whether they count as a picture, a sound or a file."""
+KINDS: Final = {"image": IMAGE, "input_audio": SOUND, "audio": SOUND, "document": FILE, "container_upload": FILE}
+"""Types of blocks that may hold encoded bytes."""
+PDF: Final = "application/pdf"
 TEXTS: Final = frozenset(
     ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result", "server_tool_use")
 )
@@ -102,6 +93,7 @@ class _Cache(msgspec.Struct):
 
 class _Source(msgspec.Struct):
     type: str = ""
+    media_type: str = ""
     data: msgspec.Raw = ABSENT
 
 
@@ -136,67 +128,34 @@ _boolean = msgspec.json.Decoder(bool | None)
 _text = msgspec.json.Decoder(str | None)
 
 
-class MessagesBody(Body, frozen=True):
-    """A checked body."""
+def _count_blocks(name: str, blocks: list[msgspec.Raw], parts: Parts) -> Generator[None, None, None]:
+    """Count the blocks of the field `name`, and those inside of them. Raises `Refused`."""
+    for number, raw in enumerate(blocks, 1):
+        try:
+            block = _block.decode(raw)
+            inner = _blocks.decode(block.content) if block.content is not ABSENT else None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid_field(name, f"'{name}' has a block that is not valid: {error}.") from None
+        check_cache(block.cache_control)
+        source = block.source
+        if block.type in KINDS or (source is not None and source.type in ("base64", "url", "file")):
+            kind = KINDS.get(block.type, FILE)
+            if source is None or source.type != "text":
+                parts.add(kind, _encoded_bytes(kind, source))
+        elif block.type not in TEXTS:
+            parts.add(IMAGE)  # it is not known what it is
+        if block.type in WRITTEN_AGAIN:
+            parts.text += yield from rewritten(raw)
+        if isinstance(inner, list):
+            yield from _count_blocks(name, inner, parts)
+        if number % SOME == 0:
+            yield
 
-    def upstream(
-        self,
-        model: str,
-        ceiling_field: str,
-        ceiling: int | None,
-        *,
-        ask_usage: bool,
-        stream: bool | None = None,
-        fields: FixedFields | None = None,
-    ) -> list[BodyPart]:
-        """Return the body to send. Its ceiling is always the caller's, and its usage is always told."""
-        top: dict[str, object] = {**self._top, "model": model}
-        if fields is not None:
-            fields.apply(top)
-        if self.max_tokens is not None:
-            top["max_tokens"] = self.max_tokens
-        if self.stream or "stream" in top:
-            top["stream"] = self.stream
-        return self._encoded(top)
 
-
-class Bound:
-    """The most tokens of a prompt: one for each byte, and what each encoded part counts in place of its bytes."""
-
-    def __init__(self, size: int) -> None:
-        self.text = size
-        self.counts = [0, 0, 0]
-        self.encoded = 0
-
-    def add(self, name: str, blocks: list[msgspec.Raw]) -> Generator[None, None, None]:
-        """Count the blocks of `name`, and those inside of them. Raises `Refused`."""
-        for number, raw in enumerate(blocks, 1):
-            try:
-                block = _block.decode(raw)
-                inner = _blocks.decode(block.content) if block.content is not ABSENT else None
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise invalid_field(name, f"'{name}' has a block that is not valid: {error}.") from None
-            check_cache(block.cache_control)
-            source = block.source
-            if block.type in PARTS or (source is not None and source.type in ("base64", "url", "file")):
-                self.counts[PARTS.get(block.type, 2)] += source is None or source.type != "text"
-                if source is not None and source.type == "base64":
-                    self.encoded += len(memoryview(source.data)) if source.data is not ABSENT else 0
-            elif block.type not in TEXTS:
-                self.counts[0] += 1  # it is not known what it is
-            if block.type in WRITTEN_AGAIN:
-                self.text += yield from rewritten(raw)
-            if isinstance(inner, list):
-                yield from self.add(name, inner)
-            if sum(self.counts) > MAX_PARTS:
-                text = f"The body has more than {MAX_PARTS} pictures, sounds and files. Send fewer."
-                raise Refused(400, "invalid_request", text)
-            if number % 256 == 0:
-                yield
-
-    def prompt(self) -> PromptBound:
-        """Return the bound."""
-        return PromptBound(self.text - self.encoded, *self.counts)
+def _encoded_bytes(kind: int, source: _Source | None) -> int:
+    """Return how many bytes of a block only a decoder can read. A file that may be text counts by its bytes, too."""
+    encoded = source is not None and source.type == "base64" and source.data is not ABSENT
+    return len(memoryview(source.data)) if source and encoded and (kind != FILE or source.media_type == PDF) else 0
 
 
 class MessageAnswer(Response, frozen=True):
@@ -252,12 +211,13 @@ class MessagesFormat(WireFormat):
         tier = field(top, "service_tier", _text, "a string")
         if tier not in (None, *SERVICE_TIERS) and "service_tier" not in rules.allow_fields:
             raise unpriced("service_tier", f"send {' or '.join(SERVICE_TIERS)}, or leave it out")
-        bound = Bound(len(raw) + len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE)
-        yield from self._check_rest(top, rules, bound)
+        parts = Parts(len(raw))
+        parts.text += len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+        yield from self._check_rest(top, rules, parts)
         for message in messages:
             if isinstance(message.content, list):
-                yield from bound.add("messages", message.content)
-        return MessagesBody(
+                yield from _count_blocks("messages", message.content, parts)
+        return CheckedBody(
             model=model,
             stream=bool(field(top, "stream", _boolean, "true or false")) and self.needs_ceiling,
             max_tokens=most if self.needs_ceiling else None,
@@ -265,14 +225,14 @@ class MessagesFormat(WireFormat):
             asked_usage=True,
             size=len(raw),
             messages=len(messages),
-            prompt_tokens_estimate=-(-max(len(raw) - bound.encoded, 0) // BYTES_PER_TOKEN)
-            + sum(bound.counts) * ENCODED_TOKENS,
-            prompt_bound=bound.prompt(),
+            prompt_tokens_estimate=parts.estimate,
+            prompt_bound=parts.bound,
             _stream_options={},
             _top=top,
+            ceiling="max_tokens" if self.needs_ceiling else "",
         )
 
-    def _check_rest(self, top: dict[str, msgspec.Raw], rules: BodyRules, bound: Bound) -> Generator[None, None, None]:
+    def _check_rest(self, top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) -> Generator[None, None, None]:
         """Check what stands beside the messages, and count it."""
         check_cache(field(top, "cache_control", _cache, "an object"))
         tools = field(top, "tools", _tools, "an array of objects") or []
@@ -282,13 +242,13 @@ class MessagesFormat(WireFormat):
             if not (own and tool.model is ABSENT) and "tools" not in rules.allow_fields:
                 raise unpriced("tools", "send tools that you run yourself")
         if tools:
-            bound.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
+            parts.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
         context = field(top, "context_management", _context, "an object with 'edits'")
         if context is not None and any(edit.type.startswith(COMPACTS) for edit in context.edits):
             raise unpriced("context_management", "let your client shorten the conversation")
         system = field(top, "system", _blocks, "a text, or an array of blocks")
         if isinstance(system, list):
-            yield from bound.add("system", system)
+            yield from _count_blocks("system", system, parts)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events. Nothing of it is dropped."""
@@ -317,24 +277,6 @@ class MessagesFormat(WireFormat):
         return "".join(lines)
 
 
-class CountedTokens(Response, frozen=True):
-    """The answer to a question for the tokens of a prompt. It costs nothing."""
-
-    @property
-    def usage(self) -> ReportedUsage:
-        """No usage: nothing was generated or billed."""
-        return ReportedUsage(prompt_final=True)
-
-    @property
-    def completion_id(self) -> str:
-        """No id: there is no message."""
-        return ""
-
-    def estimate_output(self) -> int:
-        """Return 0."""
-        return 0
-
-
 class MessageTokensFormat(MessagesFormat):
     """The wire format of `POST /v1/messages/count_tokens`: the same body, of which the answer is a number."""
 
@@ -350,11 +292,7 @@ class MessageTokensFormat(MessagesFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return the answer. Raises `ValueError` for what is no JSON."""
-        facts = strict_json(text)
-        value: Any = upstream_errors.decode(facts)
-        if isinstance(value, dict) and isinstance(value.get("input_tokens"), int):
-            return CountedTokens(text, facts)
-        return CountedTokens(text, facts, error=True) if upstream_errors.is_error(value) else None
+        return TokenCount.read(text)
 
 
 class MessageErrors(Errors):
@@ -367,7 +305,7 @@ class MessageErrors(Errors):
         told.pop("request_id")
         return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})
 
-    def event(self, error: Refused, request_id: str) -> bytes:
+    def event(self, error: Refused, request_id: str, events: EventStream | None = None) -> bytes:
         """Return the event that ends a stream with an error. Libraries read its name."""
         return b"event: error\ndata: %b\n\n" % self.body(error, request_id)
 

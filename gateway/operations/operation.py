@@ -8,6 +8,7 @@ from typing import Final, Self
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.embeddings import EmbeddingsFormat
 from gateway.operations.messages import MessageErrors, MessagesFormat, MessageTokensFormat
+from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponseErrors, ResponsesFormat
 from gateway.operations.wire_format import Errors, WireFormat
 
 
@@ -30,6 +31,9 @@ class Operation(StrEnum):
     EMBEDDINGS = "embeddings", EmbeddingsFormat()
     MESSAGES = "messages", MessagesFormat()
     MESSAGE_TOKENS = "messages.tokens", MessageTokensFormat()
+    RESPONSES = "responses", ResponsesFormat()
+    RESPONSE_TOKENS = "responses.tokens", InputTokensFormat()
+    RESPONSES_COMPACT = "responses.compact", CompactFormat()
     MODELS = "models"
     ACCOUNT = "account"
     LEDGER = "ledger"
@@ -44,8 +48,11 @@ SERVED: Final = {operation: operation.wire for operation in Operation if operati
 ERRORS: Final = Errors()
 MESSAGE_ERRORS: Final = MessageErrors()
 MESSAGE_PATHS: Final = ("/v1/messages", "/v1/v1/messages", "/messages")
+RESPONSE_ERRORS: Final = ResponseErrors()
 
 
 def errors_of(path: str) -> Errors:
     """Return how errors are told on a path, also on one that is not served."""
-    return MESSAGE_ERRORS if path.startswith(MESSAGE_PATHS) else ERRORS
+    if path.startswith(MESSAGE_PATHS):
+        return MESSAGE_ERRORS
+    return RESPONSE_ERRORS if path == "/v1/responses" else ERRORS

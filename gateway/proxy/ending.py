@@ -84,7 +84,9 @@ async def conclude(
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
         shown = failure.of_event(error, relay.channel.scrubbed).error
         await caller.cut(
-            b"" if relay.events.error_relayed else errors_of(exchange.request.path).event(shown, exchange.id)
+            b""
+            if relay.events.error_relayed
+            else errors_of(exchange.request.path).event(shown, exchange.id, relay.events)
         )
     elif relay.state is RelayState.ABANDONED:
         exchange.outcome = Outcome.CALLER_GONE
@@ -102,7 +104,9 @@ async def conclude(
             on_failed(ours.code)
         watched = relay.hooks if relay.withheld or relay.failure is not None else None
         at_boundary = (watched or relay.events).at_boundary
-        await caller.cut(errors_of(exchange.request.path).event(ours, exchange.id) if at_boundary else b"")
+        await caller.cut(
+            errors_of(exchange.request.path).event(ours, exchange.id, relay.events) if at_boundary else b""
+        )
 
 
 def is_complete(relay: Relay, reason: EndReason) -> bool:

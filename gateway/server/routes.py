@@ -56,8 +56,10 @@ BASE_HAS_MORE: Final = (
     "from the end of the base address."
 )
 NO_SLASH: Final = "Remove the slash at the end of the path."
+RESPONSES: Final = "/v1/responses"
+NO_WEBSOCKET: Final = "Send POST /v1/responses over HTTP: it is not served over WebSocket."
+NOT_KEPT: Final = "Answers are not kept here: they cannot be read again, changed or cancelled."
 INSTEAD: Final = {
-    "responses": "Use `client.chat.completions.create(...)`, or `.chat(...)` of the Vercel AI SDK. ",
     "completions": "Send `messages` in place of `prompt` to POST /v1/chat/completions. ",
 }
 """Advice for the APIs that clients take for chat completions, by the first part of their paths."""
@@ -107,6 +109,10 @@ def misdirected(method: str, path: str) -> Refused:
         return Refused(404, "unknown_path", BASE_LACKS_V1)
     if "://" in path.partition("/v1")[0]:
         return Refused(404, "unknown_path", ABSOLUTE)
+    if path == RESPONSES and method == "GET":
+        return Refused(426, "upgrade_required", NO_WEBSOCKET)
+    if path.startswith(f"{RESPONSES}/") and path not in METHODS:
+        return Refused(400, "not_served", NOT_KEPT)
     if said := advice(path):
         return Refused(404, "unknown_path", said)
     known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from gateway.base.errors import Refused
-from gateway.chat.prompt import FILE_TOKENS, IMAGE_TOKENS
+from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
 from gateway.chat.request import Body, BodyRules, checked
 from gateway.operations.embeddings import EmbeddingsFormat
 from gateway.operations.messages import MessagesFormat, MessageTokensFormat
+from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponsesFormat
 from gateway.operations.wire_format import WireFormat
 
 MESSAGE: dict[str, Any] = {
@@ -103,11 +104,11 @@ def test_what_an_operator_allows_is_sent() -> None:
     [
         (image({"type": "base64", "media_type": "image/png", "data": PNG}), 1, 0),
         (image({"type": "url", "url": "http://x/y.png"}), 1, 0),
-        (image({"type": "base64", "data": PNG}, "document"), 0, 1),
+        (image({"type": "base64", "media_type": "application/pdf", "data": PNG}, "document"), 0, 1),
         (image({"type": "text", "data": "plain"}, "document"), 0, 0),
         ([{"type": "tool_result", "tool_use_id": "t", "content": image({"type": "base64", "data": PNG})}], 1, 0),
         ([{"type": "new_kind"}], 1, 0),
-        ([{"type": "text", "text": "a", "source": {"type": "base64", "data": PNG}}], 0, 1),
+        ([{"type": "new", "source": {"type": "base64", "media_type": "application/pdf", "data": PNG}}], 0, 1),
         ([{"type": "container_upload", "file_id": "f"}], 0, 1),
     ],
 )
@@ -163,3 +164,95 @@ def test_a_field_that_upstreams_may_read_in_place_of_the_input_is_refused(name: 
     with pytest.raises(Refused) as refused:
         body(EmbeddingsFormat(), {"model": "m", "input": "a", name: "x"})
     assert (refused.value.status, refused.value.param) == (400, name)
+
+
+RESPONSE: dict[str, Any] = {
+    "model": "m",
+    "instructions": "Be brief.",
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    "tools": [{"type": "function", "name": "look", "parameters": {}}, {"type": "local_shell"}],
+    "store": False,
+    "reasoning": {"effort": "low"},
+    "include": ["reasoning.encrypted_content"],
+    "client_metadata": {"session": "s"},
+}
+
+
+@pytest.mark.parametrize(("given", "most", "sent"), [(None, 7, 16), (None, 900, 900), (40, 900, 40), (3, 900, 16)])
+def test_a_response_has_a_ceiling(given: int | None, most: int, sent: int) -> None:
+    fields = RESPONSE if given is None else RESPONSE | {"max_output_tokens": given}
+    asked = body(ResponsesFormat(), fields | {"stream": True})
+    upstream = json.loads(b"".join(asked.upstream("there", "max_tokens", most, ask_usage=True)))
+    assert upstream == RESPONSE | {"model": "there", "stream": True, "max_output_tokens": sent}
+    assert (asked.max_tokens, asked.stream, asked.n) == (given and max(given, 16), True, 1)
+
+
+@pytest.mark.parametrize("wire", [InputTokensFormat(), CompactFormat()])
+def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) -> None:
+    asked = body(wire, RESPONSE | {"max_output_tokens": 9})
+    upstream = json.loads(b"".join(asked.upstream("there", "max_tokens", 7, ask_usage=True)))
+    assert upstream == RESPONSE | {"model": "there", "max_output_tokens": 9}
+    assert asked.n == int(wire.generates)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"model": None}, "model", "invalid_request"),
+        ({"input": None}, "input", "invalid_request"),
+        ({"input": []}, "input", "invalid_request"),
+        ({"input": [7]}, "input", "invalid_request"),
+        ({"max_tokens": 9}, "max_tokens", "invalid_request"),
+        ({"messages": []}, "messages", "invalid_request"),
+        ({"Background": True}, "Background", "invalid_request"),
+        ({"stream_options": {"Include_Usage": True}}, "stream_options.Include_Usage", "invalid_request"),
+        *[
+            ({name: value}, name, "not_served")
+            for name, value in (
+                ("previous_response_id", "resp_1"),
+                ("conversation", {"id": "conv_1"}),
+                ("prompt", {"id": "pmpt_1"}),
+                ("background", True),
+                ("input", [{"type": "item_reference", "id": "msg_1"}]),
+            )
+        ],
+        *[
+            ({name: value}, name, "unpriced_option")
+            for name, value in (
+                ("tools", [{"type": "web_search"}]),
+                ("tools", [{"type": "mcp", "server_url": "http://x"}]),
+                ("tools", [{"name": "look"}]),
+                ("service_tier", "priority"),
+                ("context_management", [{"type": "compaction"}]),
+                ("background_options", {"completion_window": "8h"}),
+                ("prompt_cache_retention", "24h"),
+            )
+        ],
+    ],
+)
+def test_a_response_that_cannot_be_served_or_priced_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
+    given = {name: value for name, value in (RESPONSE | fields).items() if value is not None}
+    with pytest.raises(Refused) as refused:
+        body(ResponsesFormat(), given)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("part", "images", "files", "sounds"),
+    [
+        ({"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}, 1, 0, 0),
+        ({"type": "input_image", "file_id": "f"}, 1, 0, 0),
+        ({"type": "input_file", "file_data": f"data:application/pdf;base64,{PNG}"}, 0, 1, 0),
+        ({"type": "input_audio", "input_audio": {"data": PNG, "format": "mp3"}}, 0, 0, 1),
+        ({"type": "new_kind"}, 1, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("place", ["content", "output"])
+def test_a_part_of_a_response_counts_by_its_kind(
+    part: dict[str, Any], images: int, files: int, sounds: int, place: str
+) -> None:
+    kind = {"type": "function_call_output", "call_id": "c"} if place == "output" else {"role": "user"}
+    asked = body(ResponsesFormat(), {"model": "m", "input": [kind | {place: [part]}]})
+    encoded = images * IMAGE_TOKENS + files * FILE_TOKENS + sounds * AUDIO_TOKENS
+    rewritten = 3000 if place == "output" else 0  # the results of calls may be written as JSON again
+    assert encoded <= asked.prompt_tokens_bound() <= encoded + 2000 + rewritten

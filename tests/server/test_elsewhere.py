@@ -35,9 +35,6 @@ def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/v1/responses", "`.chat(...)`"),
-        ("/v1/responses/resp_1/cancel", "`.chat(...)`"),
-        ("/responses", "`.chat(...)`"),
         ("/v1/completions", "`messages` in place of `prompt`"),
         ("/v1/messages/batches", ""),
         ("/v1/embeddings/1", ""),
@@ -50,6 +47,14 @@ def test_another_api_is_told_what_is_served(method: str, path: str, said: str) -
     assert (refused.status, refused.code) == (404, "unknown_path")
     assert said in refused.message
     assert refused.message.endswith(KNOWN_PATHS)
+
+
+def test_clients_of_responses_go_on_without_a_websocket_and_without_kept_answers() -> None:
+    refused = misdirected("GET", "/v1/responses")
+    assert (refused.status, refused.code) == (426, "upgrade_required")
+    for method, path in (("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")):
+        refused = misdirected(method, path)
+        assert (refused.status, refused.code) == (400, "not_served")
 
 
 def test_a_slash_at_the_end_is_named() -> None:

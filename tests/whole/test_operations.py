@@ -12,16 +12,21 @@ from typing import Any
 import pytest
 
 from gateway import Outcome
+from gateway.operations.operation import SERVED
 from tests.operations.test_message_events import STOP, delta, end, event, start
+from tests.operations.test_response_events import CREATED, response
+from tests.operations.test_response_events import delta as text
 from tests.patience import PATIENCE_S
 from tests.whole.books import Books
 from tests.whole.raw import Answer, ask, chat, get, head
 from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Reset, Scripted, Step, chunk
 
 MESSAGES, COUNT, EMBEDDINGS = "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 ASKED: dict[str, Any] = {"model": "words", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
 TEXTS: dict[str, Any] = {"model": "words", "input": ["one", "two"]}
-SERVES = "operations: [chat.completions, embeddings, messages, messages.tokens]"
+GIVEN: dict[str, Any] = {"model": "words", "max_output_tokens": 50, "input": "hi", "store": False}
+SERVES = f"operations: [{', '.join(SERVED)}]"
 START = start(input_tokens=10, cache_read_input_tokens=0, cache_creation_input_tokens=0)
 STREAM = START + delta("Rain falls.") + end(output_tokens=20) + STOP
 STREAM_MICROS = 10 + 2 * 20
@@ -32,6 +37,9 @@ MESSAGE = {
     "content": [{"type": "text", "text": "Rain \u2614"}],
     "usage": {"input_tokens": 3, "cache_read_input_tokens": 7, "output_tokens": 20},
 }
+RESPONSE_USAGE = {"input_tokens": 10, "output_tokens": 20, "total_tokens": 30}
+RESPONSE = {"id": "resp_7", "object": "response", "status": "completed", "output": [], "usage": RESPONSE_USAGE}
+COMPLETED = response("completed", RESPONSE_USAGE)
 VECTORS = {
     "object": "list",
     "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -1e-7]}],
@@ -115,6 +123,9 @@ async def test_a_message_passes_byte_for_byte_and_is_charged_once(tmp_path: Path
         (MESSAGES, ASKED, MESSAGE, "messages", 10, 50),
         (MESSAGES, ASKED | {"stream": False}, MESSAGE, "messages", 10, 50),
         (COUNT, {**ASKED, "max_tokens": 50}, {"input_tokens": 14}, "messages.tokens", 0, 0),
+        (RESPONSES, GIVEN, RESPONSE, "responses", 10, 50),
+        (f"{RESPONSES}/compact", GIVEN, RESPONSE, "responses.compact", 10, 50),
+        (f"{RESPONSES}/input_tokens", GIVEN, {"input_tokens": 14}, "responses.tokens", 0, 0),
         (EMBEDDINGS, TEXTS, VECTORS, "embeddings", 9, 9),
         (EMBEDDINGS, TEXTS | {"input": [[1, 2], [3]]}, VECTORS | {"usage": {"total_tokens": 9}}, "embeddings", 9, 9),
         (EMBEDDINGS, TEXTS, {"data": []}, "embeddings", 4, 4),
@@ -155,6 +166,31 @@ async def test_each_ending_of_a_message(tmp_path: Path, ending: str) -> None:
             assert (told["type"], told["request_id"]) == ("error", answer.headers["x-request-id"])
             assert told["error"]["code"] == seen.decode()
         assert await charged(books, answer) == ("messages", outcome, 10, micros)
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen", "outcome", "prompt", "micros"),
+    [
+        ([CREATED + text("Rain") + COMPLETED, LAST], None, "completed", 10, 50),
+        ([CREATED + text("Rain") + response("incomplete", RESPONSE_USAGE), LAST], None, "completed", 10, 50),
+        ([CREATED + response("failed", RESPONSE_USAGE), LAST], "response.failed", "upstream_error_in_stream", 10, 50),
+        ([CREATED + text("x" * 40), Reset], "error", "upstream_truncated", 23, 43),
+        ([CREATED + text("x" * 40), LAST], "error", "upstream_truncated", 23, 43),
+        ([CREATED + text("x" * 40), Hold], "error", "upstream_stalled", 23, 43),
+    ],
+)
+async def test_each_ending_of_a_response(
+    tmp_path: Path, steps: list[Step], seen: str | None, outcome: str, prompt: int, micros: int
+) -> None:
+    script = [*stream(*steps[:-1]), steps[-1]]
+    async with serving(tmp_path, script) as (books, _):
+        answer = await ask(books.port, post(RESPONSES, books.token, GIVEN | {"stream": True}))
+        assert (answer.status, answer.whole) == (200, outcome == "completed")
+        assert answer.body.startswith(steps[0] if isinstance(steps[0], bytes) else b"")
+        events = [each.partition(b"\n")[0].decode() for each in answer.body.split(b"\n\n") if each]
+        assert seen is None or events[-1] == f"event: {seen}"
+        assert seen != "error" or events[-2] == "event: response.failed"
+        assert await charged(books, answer) == ("responses", outcome, prompt, micros)
 
 
 async def test_a_caller_that_leaves_pays_for_what_was_generated(tmp_path: Path) -> None:
@@ -227,6 +263,7 @@ async def test_refusals_are_told_in_the_shape_of_the_path(tmp_path: Path) -> Non
     [
         (MESSAGES, ASKED, MESSAGE, 50),
         (MESSAGES, ASKED | {"stream": True}, None, STREAM_MICROS),
+        (RESPONSES, GIVEN, RESPONSE, 50),
         (EMBEDDINGS, TEXTS, VECTORS, 9),
     ],
 )

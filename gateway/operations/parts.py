@@ -1,0 +1,41 @@
+"""The parts of prompts that are no text, in the bodies of operations beside chat completions: how many, and their bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.base.errors import Refused
+from gateway.chat.prompt import ENCODED_TOKENS, MAX_PARTS, PromptBound
+from gateway.chat.usage import BYTES_PER_TOKEN
+
+IMAGE, SOUND, FILE = range(3)
+SOME: Final = 256
+"""Parts that are counted without a pause."""
+
+
+class Parts:
+    """The most tokens of a prompt of `size` bytes: one for each byte, and what each encoded part counts in place of its bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.text = self.size = size
+        self.counts = [0, 0, 0]
+        self.encoded = 0
+
+    def add(self, kind: int, encoded: int = 0) -> None:
+        """Count a picture, sound or file, of whose bytes only a decoder can read so many. Raises `Refused` for too many."""
+        self.counts[kind] += 1
+        self.encoded += encoded
+        if sum(self.counts) > MAX_PARTS:
+            raise Refused(
+                400, "invalid_request", f"The body has more than {MAX_PARTS} pictures, sounds and files. Send fewer."
+            )
+
+    @property
+    def bound(self) -> PromptBound:
+        """The most tokens of the prompt."""
+        return PromptBound(self.text - self.encoded, *self.counts)
+
+    @property
+    def estimate(self) -> int:
+        """An estimate of the tokens of the prompt."""
+        return -(-max(self.size - self.encoded, 0) // BYTES_PER_TOKEN) + sum(self.counts) * ENCODED_TOKENS

@@ -1,0 +1,82 @@
+"""The events of a response, as OpenAI's Responses API streams them: usage, texts, errors and the end. Sans-I/O.
+
+The event that ends an answer repeats all of it, so that an estimate counts the deltas alone. There is no `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from gateway.chat.events import WatchedEvents
+from gateway.chat.sse import id_text
+from gateway.chat.usage import BYTES_PER_TOKEN, read_counts
+from gateway.operations.typed_events import FINISHED, TypedEvent, TypedEvents, decoded
+
+ENDS: Final = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
+NO_TEXT: Final = ("response.audio.delta",)
+"""Deltas in base64."""
+NULL: Final = msgspec.Raw(b"null")
+
+
+class _Response(msgspec.Struct):
+    id: msgspec.Raw = NULL
+    model: msgspec.Raw = NULL
+    usage: msgspec.Raw = NULL
+    service_tier: msgspec.Raw = NULL
+
+
+class _Event(TypedEvent):
+    response: _Response | None = None
+    delta: msgspec.Raw = NULL
+    sequence_number: int | None = None
+
+
+NO_EVENT: Final = _Event()
+_event = msgspec.json.Decoder(_Event)
+_text = msgspec.json.Decoder(str)
+
+
+class ResponseEvents(TypedEvents):
+    """The event stream of one response."""
+
+    __slots__ = ()
+    failures = frozenset(("error", "response.failed"))
+
+    def _read(self, name: bytes, data: bytes) -> _Event:
+        return decoded(_event, name, data, NO_EVENT)
+
+    def _is_end(self, said: _Event) -> bool:
+        return said.type in ENDS
+
+    def _note(self, said: _Event, data: bytes) -> None:
+        if said.sequence_number is not None:
+            self.told["sequence_number"] = said.sequence_number
+        if said.type.endswith(".delta") and said.type not in NO_TEXT and (size := _size(said.delta)):
+            self.output.add_unread(max(size, BYTES_PER_TOKEN))
+        response, ends = said.response, self._is_end(said)
+        if ends:
+            self._finished_choices = FINISHED
+        if response is not None:
+            self.completion_id = self.completion_id or id_text(bytes(response.id))
+            self.told.setdefault("model", id_text(bytes(response.model)))
+            self.usage.service_tier = id_text(bytes(response.service_tier)) or self.usage.service_tier
+            if (counts := read_counts(response.usage)) is not None:
+                self.usage.add(counts, final=ends)
+        self.done = self.done or ends
+        self.concluded = self.done
+
+
+class WatchedResponseEvents(WatchedEvents, ResponseEvents):
+    """The same, of which the last events may be withdrawn."""
+
+    __slots__ = ()
+
+
+def _size(delta: msgspec.Raw) -> int:
+    """Return the bytes of a text."""
+    try:
+        return len(_text.decode(delta).encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0

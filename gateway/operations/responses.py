@@ -1,0 +1,303 @@
+"""Responses: OpenAI's API for agents. Every answer passes byte for byte.
+
+Conversations that the upstream keeps (`previous_response_id`, `conversation`, `background`) are refused: a caller sends the whole
+conversation with each request, as agents with `store: false` do. So are tools that the upstream runs, and bills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+import msgspec
+
+from gateway.base.errors import Refused, render
+from gateway.chat import upstream_errors
+from gateway.chat.answers import Response, strict_json
+from gateway.chat.events import EventStream
+from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, check_option_names, unpriced
+from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
+from gateway.chat.request import (
+    Body,
+    BodyRules,
+    check_model,
+    check_service_tier,
+    field,
+    invalid_field,
+    parse_top,
+    positive,
+)
+from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
+from gateway.config.channel import Channel
+from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
+from gateway.operations.response_events import ResponseEvents, WatchedResponseEvents
+from gateway.operations.wire_format import CheckedBody, Errors, TokenCount, WireFormat
+
+LEAST_CEILING: Final = 16
+USE_CEILING: Final = "use 'max_output_tokens'"
+STATE: Final = ("previous_response_id", "conversation", "prompt")
+"""Fields that name what the upstream keeps, or what it was told elsewhere."""
+FIELDS: Final = FieldNames(
+    ("model", "input", "max_output_tokens", "stream", "stream_options", "tools", "service_tier", "background", *STATE),
+    (
+        *("instructions", "text", "reasoning", "include", "metadata", "client_metadata", "truncation", "store", "user"),
+        *("temperature", "top_p", "top_logprobs", "tool_choice", "parallel_tool_calls", "max_tool_calls"),
+        *("prompt_cache_key", "safety_identifier"),
+    ),
+    {
+        **{name: remedy for name, remedy in REMEDIES.items() if name != "max_output_tokens"},
+        **dict.fromkeys(("max_tokens", "max_completion_tokens"), USE_CEILING),
+        "messages": "send the conversation as 'input'",
+    },
+    UNPRICED | {"background_options", "context_management"},
+)
+OWN_TOOLS: Final = frozenset(("function", "custom", "local_shell"))
+"""Types of tools that run at the caller."""
+KINDS: Final = {"input_image": IMAGE, "input_audio": SOUND, "input_file": FILE, "computer_screenshot": IMAGE}
+ENCODED: Final = {"input_image": "image_url", "input_file": "file_data", "computer_screenshot": "image_url"}
+"""Where a part has the bytes that only a decoder can read, as an address that begins with `data:`."""
+DATA: Final = {IMAGE: b'"data:image/', FILE: b'"data:application/pdf;'}
+TEXTS: Final = frozenset(
+    (
+        *("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"),
+        *("", "message", "reasoning", "compaction", "function_call", "function_call_output"),
+        *("custom_tool_call", "custom_tool_call_output", "local_shell_call", "local_shell_call_output"),
+    )
+)
+"""Types of items and parts that have text alone, but for the parts in them."""
+CALLS: Final = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
+RETRYABLE: Final = frozenset((500, 502, 503, 504))
+
+_NESTED: Final = ("content", "output", "summary")
+
+
+class _Audio(msgspec.Struct):
+    data: msgspec.Raw = ABSENT
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    content: msgspec.Raw = ABSENT
+    output: msgspec.Raw = ABSENT
+    summary: msgspec.Raw = ABSENT
+    image_url: msgspec.Raw = ABSENT
+    file_data: msgspec.Raw = ABSENT
+    input_audio: _Audio | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str = ""
+
+
+_input = msgspec.json.Decoder(str | list[msgspec.Raw])
+_item = msgspec.json.Decoder(_Item)
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+_tools = msgspec.json.Decoder(list[_Tool] | None)
+_boolean = msgspec.json.Decoder(bool | None)
+_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
+class WholeResponse(Response, frozen=True):
+    """A response that is not a stream."""
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = msgspec.json.decode(self.facts)
+        return fields
+
+    @property
+    def usage(self) -> ReportedUsage:
+        """The usage that the response reports."""
+        fields = self._fields
+        tier = fields.get("service_tier")
+        reported = ReportedUsage(service_tier=tier if isinstance(tier, str) and tier.isalnum() else "")
+        if (counts := read_counts(msgspec.json.encode(fields.get("usage")))) is not None:
+            reported.add(counts, final=True)
+        return reported
+
+    @property
+    def completion_id(self) -> str:
+        """The id that the upstream gave the response."""
+        named = self._fields.get("id")
+        return named if isinstance(named, str) and named.isprintable() and len(named) <= 128 else ""
+
+    def estimate_output(self) -> int:
+        """Return the estimated tokens of its output."""
+        return -(-_text_bytes(self._fields.get("output")) // BYTES_PER_TOKEN)
+
+
+class ResponsesFormat(WireFormat):
+    """The wire format of `POST /v1/responses`."""
+
+    path = "/responses"
+    answer = "a response"
+    streams = True
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for a short stream."""
+        return {
+            "model": model,
+            "input": "Say hello",
+            "stream": True,
+            "max_output_tokens": LEAST_CEILING,
+            "store": False,
+        }
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked body. Raises `Refused`."""
+        top = yield from parse_top(raw, rules.max_depth, "'model' and 'input'")
+        check_names(top, rules.allow_fields, FIELDS)
+        model = check_model(top)
+        for name in STATE:
+            if name in top and bytes(top[name]) != b"null":
+                raise not_served(name)
+        if field(top, "background", _boolean, "true or false"):
+            raise not_served("background")
+        yield
+        check_option_names(field(top, "stream_options", _options, "an object, or left out") or {})
+        given = field(top, "input", _input, "a text, or an array of items")
+        if not given:
+            raise invalid_field("input", "'input' is required: a text, or a non-empty array of items.")
+        items = given if isinstance(given, list) else []
+        parts = Parts(len(raw))
+        parts.text += len(items) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+        yield from _check_tools(top, rules, parts)
+        yield from _count_items(items, parts)
+        most = positive(top, "max_output_tokens", rules.max_output_tokens) if self.generates else None
+        return CheckedBody(
+            model=model,
+            stream=self.streams and bool(field(top, "stream", _boolean, "true or false")),
+            max_tokens=most if most is None else max(most, LEAST_CEILING),
+            n=int(self.generates),
+            asked_usage=True,
+            size=len(raw),
+            messages=len(items) or 1,
+            prompt_tokens_estimate=parts.estimate,
+            prompt_bound=parts.bound,
+            _stream_options={},
+            _top=top,
+            service_tier=check_service_tier(top, model, rules),
+            ceiling="max_output_tokens" if self.streams else "",
+            least=LEAST_CEILING,
+        )
+
+    def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+        """Return the parser of an answer's events. Nothing of it is dropped."""
+        return WatchedResponseEvents() if watched else ResponseEvents()
+
+    def read(self, text: bytes) -> Response | None:
+        """Return a response. Raises `ValueError` for what is no JSON."""
+        facts = strict_json(text)
+        value = upstream_errors.decode(facts)
+        if isinstance(value, dict) and isinstance(value.get("output"), list):
+            return WholeResponse(text, facts)
+        return WholeResponse(text, facts, error=True) if upstream_errors.is_error(value) else None
+
+
+class CompactFormat(ResponsesFormat):
+    """The wire format of `POST /v1/responses/compact`: a summary of the conversation, which is billed as a response."""
+
+    path = "/responses/compact"
+    answer = "a summary of a conversation"
+    streams = False
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for the summary of one word."""
+        return {"model": model, "input": "hello"}
+
+
+class InputTokensFormat(CompactFormat):
+    """The wire format of `POST /v1/responses/input_tokens`, of which the answer is a number."""
+
+    path = "/responses/input_tokens"
+    answer = "a number of tokens"
+    generates = False
+    free = True
+
+    def read(self, text: bytes) -> Response | None:
+        """Return the answer. Raises `ValueError` for what is no JSON."""
+        return TokenCount.read(text)
+
+
+class ResponseErrors(Errors):
+    """Errors of responses: in the shape of OpenAI's API, and in a stream by two events, since no client reads but one of them."""
+
+    def event(self, error: Refused, request_id: str, events: EventStream | None = None) -> bytes:
+        """Return the events that end a stream with an error."""
+        told: dict[str, Any] = msgspec.json.decode(render(error, request_id))["error"]
+        known = {} if events is None else events.told
+        number = known.get("sequence_number", 0)
+        code = "insufficient_quota"
+        if error.status in RETRYABLE:
+            code = "server_error"
+        elif error.status == 400:
+            code = "invalid_prompt"
+        response = {
+            "id": events.completion_id if events is not None else "",
+            **{"object": "response", "status": "failed", "model": known.get("model", ""), "output": []},
+            "error": {"code": code, "message": told["message"]},
+        }
+        failed = {"type": "response.failed", "sequence_number": number + 1, "response": response}
+        last = {"type": "error", "code": told["code"], "message": told["message"], "param": None}
+        last |= {"sequence_number": number + 2, "error": told}
+        return b"event: response.failed\ndata: %b\n\nevent: error\ndata: %b\n\n" % (
+            msgspec.json.encode(failed),
+            msgspec.json.encode(last),
+        )
+
+
+def not_served(param: str) -> Refused:
+    """Return the error for a field that names what is kept by an upstream."""
+    text = f"'{param}' is not served here: nothing of a conversation is kept. Send all of it as 'input', with \"store\": false."
+    return Refused(400, "not_served", text, param=param)
+
+
+def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) -> Generator[None, None, None]:
+    tools = field(top, "tools", _tools, "an array of objects") or []
+    if any(tool.type not in OWN_TOOLS for tool in tools) and "tools" not in rules.allow_fields:
+        raise unpriced("tools", f"send tools that you run yourself, of the types {', '.join(sorted(OWN_TOOLS))}")
+    if tools:
+        parts.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
+
+
+def _count_items(items: list[msgspec.Raw], parts: Parts) -> Generator[None, None, None]:
+    """Count items and parts, and those inside of them. Raises `Refused`."""
+    for number, raw in enumerate(items, 1):
+        try:
+            item = _item.decode(raw)
+            values = [getattr(item, name) for name in _NESTED]
+            nested = [_raws.decode(value) for value in values if bytes(memoryview(value)[:1]) == b"["]
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid_field("input", f"'input' has an item that is not valid: {error}.") from None
+        if item.type == "item_reference":
+            raise not_served("input")
+        kind = KINDS.get(item.type)
+        if kind is not None:
+            parts.add(kind, _encoded_bytes(item, kind))
+        elif item.type not in TEXTS:
+            parts.add(IMAGE)  # it is not known what it is
+        if item.type in CALLS or item.type.endswith("_output"):
+            parts.text += yield from rewritten(raw)
+        for inner in nested:
+            yield from _count_items(inner, parts)
+        if number % SOME == 0:
+            yield
+
+
+def _encoded_bytes(item: _Item, kind: int) -> int:
+    """Return how many bytes of a part only a decoder can read."""
+    if kind == SOUND:
+        return len(memoryview(item.input_audio.data)) if item.input_audio and item.input_audio.data is not ABSENT else 0
+    value = memoryview(getattr(item, ENCODED[item.type]))
+    return len(value) if bytes(value[: len(DATA[kind])]) == DATA[kind] else 0
+
+
+def _text_bytes(value: Any) -> int:
+    """Return the bytes of the texts in the output of a response."""
+    if isinstance(value, list):
+        return sum(map(_text_bytes, value))
+    if not isinstance(value, dict):
+        return 0
+    texts = (value.get(name) for name in ("text", "refusal", "arguments", "input", "encrypted_content"))
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
+    return size + sum(_text_bytes(value.get(name)) for name in ("content", "summary"))
