@@ -124,14 +124,16 @@ class ResponseCompletion(Completion):
                 yield _event("response.output_text.delta", **place, delta=text)
             if choice["finish_reason"] is not None:
                 status = "completed" if choice["finish_reason"] == "stop" else "incomplete"
-                yield _event(f"response.{status}", response=self._response(status, self._usage()))
+                whole = self._response(status, self._usage())
+                yield _event("response.output_item.done", output_index=0, item=whole["output"][0])
+                yield _event(f"response.{status}", response=whole)
 
     def _usage(self) -> dict[str, int]:
         usage = self.usage()
         told = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
         return {**told, "total_tokens": usage["total_tokens"]}
 
-    def _response(self, status: str, usage: dict[str, int] | None) -> dict[str, object]:
+    def _response(self, status: str, usage: dict[str, int] | None) -> dict[str, Any]:
         part = {"type": "output_text", "text": " ".join(self.words), "annotations": []}
         item = {"id": "msg_1", "type": "message", "role": "assistant", "status": status, "content": [part]}
         output = [] if usage is None else [item]

@@ -87,6 +87,14 @@ class _Item(msgspec.Struct):
 
 class _Tool(msgspec.Struct):
     type: str = ""
+    tools: list[_Tool] | None = None
+
+    @property
+    def own(self) -> bool:
+        """Return whether it runs at the caller. A namespace has tools in it."""
+        if self.type == "namespace":
+            return all(tool.own for tool in self.tools or ())
+        return self.type in OWN_TOOLS and self.tools is None
 
 
 _input = msgspec.json.Decoder(str | list[msgspec.Raw])
@@ -254,8 +262,10 @@ def not_served(param: str) -> Refused:
 
 def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) -> Generator[None, None, None]:
     tools = field(top, "tools", _tools, "an array of objects") or []
-    if any(tool.type not in OWN_TOOLS for tool in tools) and "tools" not in rules.allow_fields:
-        raise unpriced("tools", f"send tools that you run yourself, of the types {', '.join(sorted(OWN_TOOLS))}")
+    if not all(tool.own for tool in tools) and "tools" not in rules.allow_fields:
+        found = next((tool.type for tool in tools if not tool.own and tool.type.replace("_", "").isalnum()), "")
+        shown = f"turn off {found[:64]}, and " if found else ""
+        raise unpriced("tools", f"{shown}send tools that you run yourself, of the types {', '.join(sorted(OWN_TOOLS))}")
     if tools:
         parts.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
 

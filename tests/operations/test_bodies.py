@@ -170,7 +170,11 @@ RESPONSE: dict[str, Any] = {
     "model": "m",
     "instructions": "Be brief.",
     "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
-    "tools": [{"type": "function", "name": "look", "parameters": {}}, {"type": "local_shell"}],
+    "tools": [
+        {"type": "function", "name": "look", "parameters": {}},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "ask"}]},
+        {"type": "local_shell"},
+    ],
     "store": False,
     "reasoning": {"effort": "low"},
     "include": ["reasoning.encrypted_content"],
@@ -220,6 +224,8 @@ def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) 
             ({name: value}, name, "unpriced_option")
             for name, value in (
                 ("tools", [{"type": "web_search"}]),
+                ("tools", [{"type": "namespace", "tools": [{"type": "web_search"}]}]),
+                ("tools", [{"type": "function", "tools": [{"type": "web_search"}]}]),
                 ("tools", [{"type": "mcp", "server_url": "http://x"}]),
                 ("tools", [{"name": "look"}]),
                 ("service_tier", "priority"),
