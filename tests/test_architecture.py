@@ -25,18 +25,18 @@ MAX_LINES = 600
 """Lines of a file: a file is one subject, and has all that a reader of that subject needs."""
 MAX_FILES = 20
 """Python files of a folder. Sub-folders count for themselves, and `__init__.py` does not count."""
-MAX_LOADED = 133
+MAX_LOADED = 134
 """Modules of the gateway that a worker loads."""
 WAY_OF_A_REQUEST = tuple(
     f"gateway/{name}" for name in ("base", "chat", "operations", "domain", "chain", "proxy", "server")
 )
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
-    "gateway and plugins": (("gateway", "plugins"), 51_620),  # messages, responses, embeddings
+    "gateway and plugins": (("gateway", "plugins"), 51_900),  # the operations beside chat completions
     "the way of a request": (
         WAY_OF_A_REQUEST,
-        14_570,
-    ),  # messages, responses, embeddings: half of it the checks of their bodies
-    "tests without tests/bench": (("tests",), 70_960),  # messages, responses, embeddings
+        14_800,
+    ),  # the operations beside chat completions
+    "tests without tests/bench": (("tests",), 71_040),  # the operations beside chat completions
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

@@ -248,7 +248,7 @@ def headers_of(error: Refused) -> dict[str, str]:
         headers["Retry-After"] = str(max(1, -int(-wait_s // 1)))
         headers["retry-after-ms"] = str(ceil(wait_s * 1000))
     should_retry = error.should_retry
-    if should_retry is None and (error.retry_after_s or 0) > MAX_RETRY_AFTER_S:
+    if should_retry is None and (error.status == 401 or (error.retry_after_s or 0) > MAX_RETRY_AFTER_S):
         should_retry = False
     if should_retry is not None:
         headers["x-should-retry"] = "true" if should_retry else "false"

@@ -173,12 +173,14 @@ class Body(msgspec.Struct, frozen=True):
             top["stream"] = stream
         if "n" in top:
             top["n"] = self.n
-        ask = stream and ask_usage
-        if ask or "include_usage" in self._stream_options:
-            top["stream_options"] = {**self._stream_options, "include_usage": ask or self.asked_usage}
+        self._add_options(top, ask_usage=stream and ask_usage)
+        return self._encoded(top)
+
+    def _add_options(self, top: dict[str, object], *, ask_usage: bool) -> None:
+        if ask_usage or "include_usage" in self._stream_options:
+            top["stream_options"] = {**self._stream_options, "include_usage": ask_usage or self.asked_usage}
         elif self._stream_options:
             top["stream_options"] = self._stream_options
-        return self._encoded(top)
 
     def _encoded(self, top: dict[str, object]) -> list[BodyPart]:
         return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)

@@ -112,7 +112,10 @@ NOTHING: Final[Fixed[Any]] = Fixed({})
 
 ServedOperation = Literal[
     "chat.completions",
+    "completions",
     "embeddings",
+    "rerank",
+    "moderations",
     "messages",
     "messages.tokens",
     "responses",

@@ -1,6 +1,6 @@
-"""The other operations of the fake upstream: messages, responses, the tokens of both, and embeddings.
+"""The other operations of the fake upstream.
 
-Every mode answers messages and responses, too: each chunk of the chat completion that it sends becomes events of these.
+Every mode answers messages, responses and completions, too: each chunk of a chat completion becomes events of these.
 """
 
 from __future__ import annotations
@@ -141,31 +141,65 @@ class ResponseCompletion(Completion):
         return {**made, "model": self.chat.model, "output": output, "usage": usage}
 
 
+class PromptBody(ChatBody):
+    """The body of a completion: only the fields that the answer depends on."""
+
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    prompt: str | list[Any] = ""
+
+    def __post_init__(self) -> None:
+        self.messages = [ChatMessage("user", self.prompt if isinstance(self.prompt, str) else str(self.prompt))]
+
+
+class TextCompletion(Completion):
+    """One completion of a text."""
+
+    def whole(self) -> dict[str, object]:
+        """Return the completion as one JSON object."""
+        choice = {"index": 0, "text": " ".join(self.words), "finish_reason": self.finish_reason}
+        return self._head("text_completion") | {"choices": [choice], "usage": self.usage()}
+
+    def _chunk(self, choices: list[dict[str, Any]], **fields: object) -> str:
+        texts = [{**each, "text": each.pop("delta").get("content", "")} for each in choices]
+        return msgspec.json.encode(self._head("text_completion") | {"choices": texts} | fields).decode()
+
+
+class GivenTexts(msgspec.Struct):
+    """The body of a request that reads texts."""
+
+    model: str
+    input: str | list[Any] = ""
+    documents: list[Any] = []
+
+    @property
+    def texts(self) -> list[Any]:
+        """All of them."""
+        given = self.input if isinstance(self.input, list) else [self.input]
+        return self.documents or given
+
+
+def read_texts(body: GivenTexts, path: str, mode: str) -> web.Response:
+    """Return the answer of an operation that reads texts. A mode that refuses does so here, too."""
+    if mode.isdecimal():
+        return refusal(int(mode), error(*REFUSALS[int(mode)]))
+    numbers = range(len(body.texts))
+    if path.endswith("/moderations"):
+        results = [{"flagged": False, "categories": {}, "category_scores": {}} for _ in numbers]
+        return web.json_response({"id": "modr-1", "model": body.model, "results": results})
+    tokens = sum(len(each.split()) if isinstance(each, str) else 1 for each in body.texts)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    if path.endswith("/rerank"):
+        ranked = [{"index": number, "relevance_score": 1 / (number + 1)} for number in numbers]
+        return web.json_response({"model": body.model, "results": ranked, "usage": usage})
+    data = [{"object": "embedding", "index": number, "embedding": [0.125] * DIMENSIONS} for number in numbers]
+    return web.json_response({"object": "list", "data": data, "model": body.model, "usage": usage})
+
+
 def counted(chat: ChatBody, kind: str) -> web.Response:
     """Return the tokens of a prompt."""
     tokens = sum(len(message.words()) for message in chat.messages)
     return web.json_response({"object": kind, "input_tokens": tokens})
 
 
-class GivenTexts(msgspec.Struct):
-    """The body of a request for embeddings."""
-
-    model: str
-    input: str | list[Any]
-
-
 def _event(kind: str, **fields: object) -> str:
     return msgspec.json.encode({"type": kind, **fields}).decode()
-
-
-def embeddings(body: GivenTexts, mode: str) -> web.Response:
-    """Return a vector for each input. A mode that refuses does so here, too."""
-    if mode.isdecimal():
-        return refusal(int(mode), error(*REFUSALS[int(mode)]))
-    inputs = body.input if isinstance(body.input, list) else [body.input]
-    vectors = [
-        {"object": "embedding", "index": index, "embedding": [0.125] * DIMENSIONS} for index, _ in enumerate(inputs)
-    ]
-    tokens = sum(len(each.split()) if isinstance(each, str) else 1 for each in inputs)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return web.json_response({"object": "list", "data": vectors, "model": body.model, "usage": usage})

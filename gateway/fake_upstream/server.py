@@ -18,10 +18,12 @@ from gateway.fake_upstream.modes import ANSWERS, REFUSALS
 from gateway.fake_upstream.other_operations import (
     GivenTexts,
     MessageCompletion,
+    PromptBody,
     ResponseBody,
     ResponseCompletion,
+    TextCompletion,
     counted,
-    embeddings,
+    read_texts,
 )
 
 MODEL: Final = "fake-model"
@@ -94,7 +96,9 @@ class FakeUpstream:
         app.router.add_post("/v1/responses", partial(self._complete, ResponseCompletion, ResponseBody))
         app.router.add_post("/v1/responses/compact", partial(self._complete, ResponseCompletion, ResponseBody))
         app.router.add_post("/v1/responses/input_tokens", partial(self._count, ResponseBody, "response.input_tokens"))
-        app.router.add_post("/v1/embeddings", self._embed)
+        app.router.add_post("/v1/completions", partial(self._complete, TextCompletion, PromptBody))
+        for path in ("/v1/embeddings", "/v1/rerank", "/v1/moderations"):
+            app.router.add_post(path, self._read_texts)
         app.on_shutdown.append(self._cancel_answers)
         return app
 
@@ -158,8 +162,8 @@ class FakeUpstream:
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
 
-    async def _embed(self, request: web.Request) -> web.StreamResponse:
+    async def _read_texts(self, request: web.Request) -> web.StreamResponse:
         try:
-            return embeddings(msgspec.json.decode(await request.read(), type=GivenTexts), self.mode)
+            return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))

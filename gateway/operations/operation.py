@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Final, Self
 
 from gateway.operations.chat_completions import ChatFormat
-from gateway.operations.embeddings import EmbeddingsFormat
+from gateway.operations.completions import CompletionsFormat
+from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
 from gateway.operations.messages import MessageErrors, MessagesFormat, MessageTokensFormat
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponseErrors, ResponsesFormat
 from gateway.operations.wire_format import Errors, WireFormat
@@ -28,7 +29,10 @@ class Operation(StrEnum):
         return member
 
     CHAT = "chat.completions", ChatFormat()
+    COMPLETIONS = "completions", CompletionsFormat()
     EMBEDDINGS = "embeddings", EmbeddingsFormat()
+    RERANK = "rerank", RerankFormat()
+    MODERATIONS = "moderations", ModerationsFormat()
     MESSAGES = "messages", MessagesFormat()
     MESSAGE_TOKENS = "messages.tokens", MessageTokensFormat()
     RESPONSES = "responses", ResponsesFormat()

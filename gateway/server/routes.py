@@ -59,10 +59,6 @@ NO_SLASH: Final = "Remove the slash at the end of the path."
 RESPONSES: Final = "/v1/responses"
 NO_WEBSOCKET: Final = "Send POST /v1/responses over HTTP: it is not served over WebSocket."
 NOT_KEPT: Final = "Answers are not kept here: they cannot be read again, changed or cancelled."
-INSTEAD: Final = {
-    "completions": "Send `messages` in place of `prompt` to POST /v1/chat/completions. ",
-}
-"""Advice for the APIs that clients take for chat completions, by the first part of their paths."""
 
 
 class LocalRoutes:
@@ -229,5 +225,4 @@ def advice(path: str) -> str:
         return BASE_HAS_MORE.format(more=longer["more"])
     if path.rstrip("/") in ("/v1/chat/completions", "/v1/models") and path.endswith("/"):
         return NO_SLASH
-    instead = INSTEAD.get(path.removeprefix("/v1").removeprefix("/").partition("/")[0])
-    return instead + KNOWN_PATHS if instead else ""
+    return ""

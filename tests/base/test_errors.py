@@ -72,7 +72,7 @@ def test_a_refusal_is_not_changed() -> None:
 
 
 def test_a_401_says_how_to_authenticate() -> None:
-    assert headers_of(Refused(401, "token_invalid", "No.")) == {"WWW-Authenticate": "Bearer"}
+    assert headers_of(Refused(401, "token_invalid", "No.")) == {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from gateway.base.errors import Refused
 from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
 from gateway.chat.request import Body, BodyRules, checked
-from gateway.operations.embeddings import EmbeddingsFormat
+from gateway.operations.completions import CompletionsBody, CompletionsFormat
+from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
 from gateway.operations.messages import MessagesFormat, MessageTokensFormat
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponsesFormat
 from gateway.operations.wire_format import WireFormat
@@ -262,3 +263,53 @@ def test_a_part_of_a_response_counts_by_its_kind(
     encoded = images * IMAGE_TOKENS + files * FILE_TOKENS + sounds * AUDIO_TOKENS
     rewritten = 3000 if place == "output" else 0  # the results of calls may be written as JSON again
     assert encoded <= asked.prompt_tokens_bound() <= encoded + 2000 + rewritten
+
+
+@pytest.mark.parametrize(
+    ("fields", "n", "shown", "ceiling"),
+    [
+        ({"prompt": "a"}, 1, 1, 16),
+        ({"prompt": ["a", "b"], "n": 2, "max_tokens": 7}, 4, 4, 7),
+        ({"prompt": ["a", "b"], "best_of": 3}, 6, 2, 16),
+        ({"prompt": [1, 2, 3]}, 1, 1, 16),
+        ({"prompt": [[1], [2, 3]], "best_of": 2, "n": 2}, 4, 4, 16),
+    ],
+)
+def test_each_prompt_of_a_completion_has_answers_of_its_own(
+    fields: dict[str, Any], n: int, shown: int, ceiling: int
+) -> None:
+    asked = body(CompletionsFormat(), fields | {"model": "m", "stream": True})
+    sent = json.loads(b"".join(asked.upstream("there", "max_completion_tokens", 7000, ask_usage=True)))
+    usage = {"stream_options": {"include_usage": True}}
+    assert sent == fields | {"model": "there", "stream": True, "max_tokens": ceiling} | usage
+    assert isinstance(asked, CompletionsBody)
+    assert (asked.n, asked.shown, asked.max_tokens) == (n, shown, ceiling)
+
+
+@pytest.mark.parametrize(
+    ("wire", "fields", "param"),
+    [
+        (CompletionsFormat(), {"prompt": []}, "prompt"),
+        (CompletionsFormat(), {"prompt": [{"image": "x"}]}, "prompt"),
+        (CompletionsFormat(), {"prompt": "a", "n": 17}, "n"),
+        (CompletionsFormat(), {"prompt": "a", "best_of": 17}, "best_of"),
+        (CompletionsFormat(), {"prompt": "a", "messages": []}, "messages"),
+        (CompletionsFormat(), {"prompt": "a", "n_predict": 9}, "n_predict"),
+        (RerankFormat(), {"documents": ["a"]}, "query"),
+        (RerankFormat(), {"query": "a", "documents": []}, "documents"),
+        (RerankFormat(), {"query": "a", "documents": [{"image": "http://x"}]}, "documents"),
+        (RerankFormat(), {"query": {"image": "x"}, "documents": ["a"]}, "query"),
+        (ModerationsFormat(), {"input": [{"type": "image_url"}]}, "input"),
+    ],
+)
+def test_what_nothing_bounds_is_refused(wire: WireFormat, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refused) as refused:
+        body(wire, fields | {"model": "m"})
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_request", param)
+
+
+def test_a_query_is_read_with_each_document_and_a_moderation_is_not_billed_by_tokens() -> None:
+    fields = {"model": "m", "query": "q" * 100, "documents": ["a", {"text": "b"}, "c"]}
+    asked = body(RerankFormat(), fields)
+    assert asked.prompt_tokens_bound() == len(json.dumps(fields)) + 200
+    assert body(ModerationsFormat(), {"model": "m", "input": ["a"]}).prompt_tokens_bound() == 0

@@ -35,7 +35,7 @@ def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/v1/completions", "`messages` in place of `prompt`"),
+        ("/v1/images/generations", ""),
         ("/v1/messages/batches", ""),
         ("/v1/embeddings/1", ""),
         ("/v1/audio/speech", ""),

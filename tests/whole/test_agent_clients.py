@@ -115,3 +115,15 @@ async def test_embeddings_by_openais_library(gateway: Running, upstream: FakeUps
         assert ([len(each.embedding) for each in found.data], found.usage.prompt_tokens) == ([8, 8], 3)
         await client.embeddings.create(model="words", input="one")
     assert b'"encoding_format":"base64"' in upstream.requests[-1].body
+
+
+async def test_completions_and_moderations_by_openais_library(gateway: Running) -> None:
+    async with gpt(gateway, await gateway.token()) as client:
+        stream = await client.completions.create(model="words", prompt="hi there", max_tokens=100, stream=True)
+        pieces = [chunk.choices[0].text async for chunk in stream]
+        whole = await client.completions.create(model="words", prompt="hi there", max_tokens=100)
+        assert "".join(pieces) == whole.choices[0].text
+        assert whole.usage is not None
+        assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (len(pieces) - 2, "stop")
+        found = await client.moderations.create(model="words", input=["a", "b"])
+        assert [result.flagged for result in found.results] == [False, False]

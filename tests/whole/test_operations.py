@@ -39,6 +39,8 @@ MESSAGE = {
 }
 RESPONSE_USAGE = {"input_tokens": 10, "output_tokens": 20, "total_tokens": 30}
 RESPONSE = {"id": "resp_7", "object": "response", "status": "completed", "output": [], "usage": RESPONSE_USAGE}
+COMPLETION = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30}}
+RANKED: dict[str, Any] = {"model": "words", "query": "a", "documents": ["b", {"text": "c"}]}
 COMPLETED = response("completed", RESPONSE_USAGE)
 VECTORS = {
     "object": "list",
@@ -126,6 +128,9 @@ async def test_a_message_passes_byte_for_byte_and_is_charged_once(tmp_path: Path
         (RESPONSES, GIVEN, RESPONSE, "responses", 10, 50),
         (f"{RESPONSES}/compact", GIVEN, RESPONSE, "responses.compact", 10, 50),
         (f"{RESPONSES}/input_tokens", GIVEN, {"input_tokens": 14}, "responses.tokens", 0, 0),
+        ("/v1/completions", {"model": "words", "prompt": "a"}, COMPLETION, "completions", 10, 50),
+        ("/v1/rerank", RANKED, VECTORS | {"results": []}, "rerank", 9, 9),
+        ("/v1/moderations", TEXTS, {"results": []}, "moderations", 0, 0),
         (EMBEDDINGS, TEXTS, VECTORS, "embeddings", 9, 9),
         (EMBEDDINGS, TEXTS | {"input": [[1, 2], [3]]}, VECTORS | {"usage": {"total_tokens": 9}}, "embeddings", 9, 9),
         (EMBEDDINGS, TEXTS, {"data": []}, "embeddings", 4, 4),

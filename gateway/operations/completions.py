@@ -1,0 +1,127 @@
+"""Completions: texts that go on, as chat completions answer them. Each of several prompts has answers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+import msgspec
+
+from gateway.chat.events import EventStream, WatchedEvents
+from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, check_option_names
+from gateway.chat.prompt import PromptBound
+from gateway.chat.request import (
+    Body,
+    BodyPart,
+    BodyRules,
+    FixedFields,
+    check_model,
+    check_service_tier,
+    field,
+    parse_top,
+    positive,
+)
+from gateway.chat.usage import BYTES_PER_TOKEN
+from gateway.config.channel import Channel
+from gateway.operations.chat_completions import ChatFormat
+from gateway.operations.input_only import TEXTS, TOKEN_IDS, check_texts
+
+DEFAULT_CEILING: Final = 16
+"""The most tokens of an answer without `max_tokens`, as OpenAI's API has it. Other upstreams would go on without end."""
+FIELDS: Final = FieldNames(
+    ("model", "prompt", "stream", "stream_options", "max_tokens", "n", "best_of", "service_tier"),
+    (
+        *("suffix", "echo", "logprobs", "stop", "seed", "user", "temperature", "top_p"),
+        *("presence_penalty", "frequency_penalty", "logit_bias"),
+    ),
+    {
+        **{name: remedy for name, remedy in REMEDIES.items() if name != "best_of"},
+        "max_completion_tokens": "use 'max_tokens'",
+        "messages": "send them to POST /v1/chat/completions",
+    },
+    UNPRICED,
+)
+
+_prompts = msgspec.json.Decoder(str | list[str])
+_boolean = msgspec.json.Decoder(bool | None)
+_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
+class CompletionsBody(Body, frozen=True):
+    """A checked body. `n`: how many answers are generated, of which `shown` are sent."""
+
+    shown: int = 1
+
+    def upstream(
+        self,
+        model: str,
+        ceiling_field: str,
+        ceiling: int | None,
+        *,
+        ask_usage: bool,
+        stream: bool | None = None,
+        fields: FixedFields | None = None,
+    ) -> list[BodyPart]:
+        """Return the body to send, always with a ceiling."""
+        top: dict[str, object] = {**self._top, "model": model}
+        if fields is not None:
+            fields.apply(top)
+        top["max_tokens"] = self.max_tokens
+        if self.stream or "stream" in top:
+            top["stream"] = self.stream
+        self._add_options(top, ask_usage=ask_usage and self.stream)
+        return self._encoded(top)
+
+
+class CompletionsFormat(ChatFormat):
+    """The wire format of `POST /v1/completions`."""
+
+    path = "/completions"
+    answer = "a completion"
+    gathers = False
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for a short stream."""
+        return {"model": model, "prompt": "Hello", "stream": True, "max_tokens": DEFAULT_CEILING}
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked body. Raises `Refused`."""
+        top = yield from parse_top(raw, rules.max_depth, "'model' and 'prompt'")
+        check_names(top, rules.allow_fields, FIELDS)
+        model = check_model(top)
+        yield
+        prompts = _count(top.get("prompt"))
+        options = field(top, "stream_options", _options, "an object, or left out") or {}
+        check_option_names(options)
+        asked_usage = field(options, "include_usage", _boolean, "true or false", prefix="stream_options.")
+        n = positive(top, "n", rules.max_n) or 1
+        return CompletionsBody(
+            model=model,
+            stream=bool(field(top, "stream", _boolean, "true or false")),
+            max_tokens=positive(top, "max_tokens", rules.max_output_tokens) or DEFAULT_CEILING,
+            n=max(n, positive(top, "best_of", rules.max_n) or 1) * prompts,
+            asked_usage=bool(asked_usage),
+            size=len(raw),
+            messages=prompts,
+            prompt_tokens_estimate=-(-len(raw) // BYTES_PER_TOKEN),
+            prompt_bound=PromptBound(len(raw)),
+            _stream_options=options,
+            _top=top,
+            service_tier=check_service_tier(top, model, rules),
+            shown=n * prompts,
+        )
+
+    def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+        """Return the parser of an answer's events."""
+        kind = WatchedEvents if watched else EventStream
+        choices = body.shown if isinstance(body, CompletionsBody) else body.n
+        return kind(drop_usage=channel.ask_usage and not body.asked_usage, choices=choices)
+
+
+def _count(given: msgspec.Raw | None) -> int:
+    """Return the number of prompts: texts, or arrays of token ids. Raises `Refused`."""
+    if given is not None and TOKEN_IDS.fullmatch(given):
+        return max(1, bytes(given).count(b"[") - 1)
+    check_texts("prompt", given, f"{TEXTS} or of token ids")
+    prompts = _prompts.decode(given or b'""')
+    return 1 if isinstance(prompts, str) else len(prompts)
