@@ -14,15 +14,14 @@ from typing import ClassVar, Final
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.chat import upstream_errors
-from gateway.chat.answers import Response, strict_json
+from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
-from gateway.chat.prompt import ABSENT, PromptBound
+from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body, BodyRules, check_model, invalid_field, parse_top
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
-from gateway.operations.wire_format import CheckedBody, WireFormat
+from gateway.operations.wire_format import CheckedBody, JsonAnswer, TokenCount, WireFormat
 
 TOKEN_IDS: Final = re.compile(rb"\[[\[\]0-9,\s]*[0-9][\[\]0-9,\s]*\]")
 TEXTS: Final = "a text, or a non-empty array of texts"
@@ -39,32 +38,17 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 _documents = msgspec.json.Decoder(list[str | _Document])
 
 
-class _Answer(msgspec.Struct):
-    data: msgspec.Raw = ABSENT
-    results: msgspec.Raw = ABSENT
-    usage: msgspec.Raw = ABSENT
-
-
-class InputAnswer(Response, frozen=True):
-    """An answer of which the input is billed. `facts`: its usage object, empty where it has none. `billed`: by tokens."""
-
-    billed: bool = True
+class InputAnswer(JsonAnswer, frozen=True):
+    """An answer of which the input is billed."""
 
     @property
     def usage(self) -> ReportedUsage:
         """The usage that the answer reports. All of it is the prompt's, also where only a total is told."""
-        if not self.billed:
-            return ReportedUsage(prompt_final=True)
-        counts = read_counts(self.facts) if self.facts else None
+        counts = read_counts(self.top.get("usage", b"null"))
         if counts is None:
             return ReportedUsage()
         prompt = counts.prompt or counts.total
         return ReportedUsage(prompt, prompt_final=counts.certain and prompt > 0, of_prompt=counts, last=counts)
-
-    @property
-    def completion_id(self) -> str:
-        """No id: nothing is generated."""
-        return ""
 
     def estimate_output(self) -> int:
         """Return 0: nothing is generated."""
@@ -115,14 +99,7 @@ class InputOnly(WireFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return an answer. Raises `ValueError` for what is no JSON."""
-        facts = strict_json(text)
-        try:
-            answer = msgspec.json.decode(facts, type=_Answer)
-        except msgspec.ValidationError:
-            return None
-        if bytes(memoryview(getattr(answer, self.result))[:1]) == b"[":
-            return InputAnswer(text, bytes(answer.usage), billed=self.billed)
-        return InputAnswer(text, facts, error=True) if upstream_errors.is_error(upstream_errors.decode(facts)) else None
+        return (InputAnswer if self.billed else TokenCount).of(text, self.result)
 
 
 class EmbeddingsFormat(InputOnly):

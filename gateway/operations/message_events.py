@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from gateway.chat.events import WatchedEvents
 from gateway.chat.sse import id_text
-from gateway.chat.usage import BYTES_PER_TOKEN, MAX_KEPT, Counts, read_counts
-from gateway.operations.typed_events import FINISHED, TypedEvent, TypedEvents, decoded
+from gateway.chat.usage import BYTES_PER_TOKEN, MAX_COUNT, MAX_KEPT, Counts, read_counts
+from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, decoded, part, text_size
 
 TEXTS: Final = ("text", "thinking", "partial_json")
+MOST_FIELDS: Final = 64
+"""Fields of usage objects that are kept from one event to the next."""
 PROMPT: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 class _Message(msgspec.Struct):
-    id: msgspec.Raw = msgspec.Raw(b"null")
-    usage: dict[str, Any] | None = None
+    id: msgspec.Raw = NULL
+    usage: msgspec.Raw = NULL
 
 
 class _Delta(msgspec.Struct):
-    text: str = ""
-    thinking: str = ""
-    partial_json: str = ""
-    stop_reason: str | None = None
+    text: msgspec.Raw = NULL
+    thinking: msgspec.Raw = NULL
+    partial_json: msgspec.Raw = NULL
+    stop_reason: msgspec.Raw = NULL
 
 
 class _Event(TypedEvent):
-    message: _Message | None = None
-    delta: _Delta | None = None
-    usage: dict[str, Any] | None = None
+    message: msgspec.Raw = NULL
+    delta: msgspec.Raw = NULL
+    usage: msgspec.Raw = NULL
 
 
 NO_EVENT: Final = _Event()
 _event = msgspec.json.Decoder(_Event)
+_message = msgspec.json.Decoder(_Message)
+_delta = msgspec.json.Decoder(_Delta)
+_usage = msgspec.json.Decoder(dict[str, Any])
 
 
 class MessageEvents(TypedEvents):
@@ -55,17 +61,16 @@ class MessageEvents(TypedEvents):
         return name == b"error"  # libraries know an error by the name of its event
 
     def _note(self, said: _Event, data: bytes) -> None:
-        delta, usage = said.delta, said.usage
-        if said.message is not None:
-            self.completion_id = self.completion_id or id_text(bytes(said.message.id))
-            usage = said.message.usage
+        message, delta = part(_message, said.message), part(_delta, said.delta)
+        if message is not None:
+            self.completion_id = self.completion_id or id_text(bytes(message.id))
         if delta is not None:
-            if size := sum(len(getattr(delta, name).encode("utf-8", "surrogatepass")) for name in TEXTS):
+            if size := sum(text_size(getattr(delta, name)) for name in TEXTS):
                 self.output.add_unread(max(size, BYTES_PER_TOKEN))
-            if delta.stop_reason is not None:
+            if delta.stop_reason != NULL:
                 self._finished_choices = FINISHED
-        if usage:
-            self._note_usage(usage, begins=said.message is not None)
+        if usage := part(_usage, said.usage if message is None else message.usage):
+            self._note_usage(usage, begins=message is not None)
         self.done = self.done or self._is_end(said) or (data == b"[DONE]" and self.finished)
         self.concluded = self.done or (self.finished and self.usage.final)
 
@@ -74,7 +79,7 @@ class MessageEvents(TypedEvents):
         told = {name: value for name, value in usage.items() if value is not None}
         if begins:
             told.pop("output_tokens", None)
-        self.told = {**self.told, **told}
+        self.told = dict(islice({**self.told, **told}.items(), MOST_FIELDS))
         counts = message_counts(self.told)
         if counts is not None:
             self.usage.add(counts, final=self.finished)
@@ -95,11 +100,14 @@ def message_counts(fields: dict[str, Any]) -> Counts | None:
     given = [fields.get(name) or 0 for name in PROMPT]
     valid = all(type(each) is int and each >= 0 for each in given)
     told = {name: value for name, value in fields.items() if name not in ("input_tokens", "iterations")}
-    told["prompt_tokens"] = sum(each for each in given if type(each) is int and each > 0)
-    counts = read_counts(msgspec.json.encode(told))
+    told["prompt_tokens"] = sum(each for each in given if type(each) is int and 0 < each <= MAX_COUNT)
+    try:
+        counts, text = read_counts(msgspec.json.encode(told)), msgspec.json.encode(fields)
+    except (OverflowError, RecursionError):  # a number or a depth that no usage has
+        return None
     if counts is None:
         return None
-    rounds, text = fields.get("iterations"), msgspec.json.encode(fields)
+    rounds = fields.get("iterations")
     found = [each for one in rounds if (each := _of_round(one))] if isinstance(rounds, list) else []
     return msgspec.structs.replace(
         counts,
@@ -112,14 +120,3 @@ def message_counts(fields: dict[str, Any]) -> Counts | None:
 
 def _of_round(fields: object) -> Counts | None:
     return message_counts({**fields, "iterations": None}) if isinstance(fields, dict) else None
-
-
-def text_bytes(value: Any) -> int:
-    """Return the bytes of the texts in the content of a message."""
-    if isinstance(value, list):
-        return sum(map(text_bytes, value))
-    if isinstance(value, dict):
-        texts = (value.get(name) for name in ("text", "thinking"))
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
-        return size + (len(msgspec.json.encode(value["input"])) if "input" in value else 0)
-    return 0

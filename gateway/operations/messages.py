@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.base.errors import Refused, render
-from gateway.chat import upstream_errors
-from gateway.chat.answers import Response, strict_json
+from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, unpriced
 from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
@@ -32,9 +31,10 @@ from gateway.chat.request import (
 )
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
 from gateway.config.channel import Channel, CredentialPlace
-from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts, text_bytes
+from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts
 from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
-from gateway.operations.wire_format import CheckedBody, Errors, TokenCount, WireFormat
+from gateway.operations.typed_events import NULL, part
+from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
 
 VERSION: Final = "anthropic-version"
 DEFAULT_VERSION: Final = "2023-06-01"
@@ -56,6 +56,8 @@ OWN_TOOLS: Final = ("", "custom", "bash_", "text_editor_", "computer_", "memory_
 """How the types of tools begin that run at the caller."""
 COMPACTS: Final = "compact"
 """How the edits of a context begin for which the upstream generates a summary."""
+GENERATED: Final = ("text", "thinking")
+"""The fields of a message with generated text."""
 SHORT_CACHE: Final = "5m"
 KINDS: Final = {"image": IMAGE, "input_audio": SOUND, "audio": SOUND, "document": FILE, "container_upload": FILE}
 """Types of blocks that may hold encoded bytes."""
@@ -126,6 +128,7 @@ _block = msgspec.json.Decoder(_Block)
 _blocks = msgspec.json.Decoder(str | list[msgspec.Raw] | None)
 _boolean = msgspec.json.Decoder(bool | None)
 _text = msgspec.json.Decoder(str | None)
+_usage = msgspec.json.Decoder(dict[str, Any])
 
 
 def _count_blocks(name: str, blocks: list[msgspec.Raw], parts: Parts) -> Generator[None, None, None]:
@@ -158,26 +161,20 @@ def _encoded_bytes(kind: int, source: _Source | None) -> int:
     return len(memoryview(source.data)) if source and encoded and (kind != FILE or source.media_type == PDF) else 0
 
 
-class MessageAnswer(Response, frozen=True):
+class MessageAnswer(JsonAnswer, frozen=True):
     """A message that is not a stream."""
 
     @property
     def usage(self) -> ReportedUsage:
         """The usage that the message reports."""
-        reported, told = ReportedUsage(), msgspec.json.decode(self.facts).get("usage")
-        if isinstance(told, dict) and (counts := message_counts(told)) is not None:
+        reported, told = ReportedUsage(), part(_usage, self.top.get("usage", NULL))
+        if told is not None and (counts := message_counts(told)) is not None:
             reported.add(counts, final=True)
         return reported
 
-    @property
-    def completion_id(self) -> str:
-        """The id that the upstream gave the message."""
-        named = msgspec.json.decode(self.facts).get("id")
-        return named if isinstance(named, str) and named.isprintable() and len(named) <= 128 else ""
-
     def estimate_output(self) -> int:
         """Return the estimated tokens of its content."""
-        return -(-text_bytes(msgspec.json.decode(self.facts).get("content")) // BYTES_PER_TOKEN)
+        return -(-self.text_bytes("content", GENERATED) // BYTES_PER_TOKEN)
 
 
 class MessagesFormat(WireFormat):
@@ -256,11 +253,7 @@ class MessagesFormat(WireFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return a message. Raises `ValueError` for what is no JSON."""
-        facts = strict_json(text)
-        value = upstream_errors.decode(facts)
-        if isinstance(value, dict) and isinstance(value.get("content"), list):
-            return MessageAnswer(text, facts)
-        return MessageAnswer(text, facts, error=True) if upstream_errors.is_error(value) else None
+        return MessageAnswer.of(text, "content")
 
     def lines(self, headers: Mapping[str, str], channel: Channel) -> str:
         """Return the lines of all `anthropic-*` headers: what a body may say depends on them. Those of the channel come first."""
@@ -292,7 +285,7 @@ class MessageTokensFormat(MessagesFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return the answer. Raises `ValueError` for what is no JSON."""
-        return TokenCount.read(text)
+        return TokenCount.of(text, "input_tokens", DIGITS)
 
 
 class MessageErrors(Errors):

@@ -5,19 +5,18 @@ The event that ends an answer repeats all of it, so that an estimate counts the 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from gateway.chat.events import WatchedEvents
 from gateway.chat.sse import id_text
-from gateway.chat.usage import BYTES_PER_TOKEN, read_counts
-from gateway.operations.typed_events import FINISHED, TypedEvent, TypedEvents, decoded
+from gateway.chat.usage import BYTES_PER_TOKEN, MAX_COUNT, read_counts
+from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, decoded, part, text_size
 
 ENDS: Final = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 NO_TEXT: Final = ("response.audio.delta",)
 """Deltas in base64."""
-NULL: Final = msgspec.Raw(b"null")
 
 
 class _Response(msgspec.Struct):
@@ -28,14 +27,15 @@ class _Response(msgspec.Struct):
 
 
 class _Event(TypedEvent):
-    response: _Response | None = None
+    response: msgspec.Raw = NULL
     delta: msgspec.Raw = NULL
-    sequence_number: int | None = None
+    sequence_number: msgspec.Raw = NULL
 
 
 NO_EVENT: Final = _Event()
 _event = msgspec.json.Decoder(_Event)
-_text = msgspec.json.Decoder(str)
+_response = msgspec.json.Decoder(_Response)
+_number = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)])
 
 
 class ResponseEvents(TypedEvents):
@@ -51,11 +51,11 @@ class ResponseEvents(TypedEvents):
         return said.type in ENDS
 
     def _note(self, said: _Event, data: bytes) -> None:
-        if said.sequence_number is not None:
-            self.told["sequence_number"] = said.sequence_number
-        if said.type.endswith(".delta") and said.type not in NO_TEXT and (size := _size(said.delta)):
+        if (number := part(_number, said.sequence_number)) is not None:
+            self.told["sequence_number"] = number
+        if said.type.endswith(".delta") and said.type not in NO_TEXT and (size := text_size(said.delta)):
             self.output.add_unread(max(size, BYTES_PER_TOKEN))
-        response, ends = said.response, self._is_end(said)
+        response, ends = part(_response, said.response), self._is_end(said)
         if ends:
             self._finished_choices = FINISHED
         if response is not None:
@@ -72,11 +72,3 @@ class WatchedResponseEvents(WatchedEvents, ResponseEvents):
     """The same, of which the last events may be withdrawn."""
 
     __slots__ = ()
-
-
-def _size(delta: msgspec.Raw) -> int:
-    """Return the bytes of a text."""
-    try:
-        return len(_text.decode(delta).encode("utf-8", "surrogatepass"))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return 0

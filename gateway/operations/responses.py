@@ -12,8 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.base.errors import Refused, render
-from gateway.chat import upstream_errors
-from gateway.chat.answers import Response, strict_json
+from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, check_option_names, unpriced
 from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
@@ -27,11 +26,13 @@ from gateway.chat.request import (
     parse_top,
     positive,
 )
+from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
 from gateway.operations.response_events import ResponseEvents, WatchedResponseEvents
-from gateway.operations.wire_format import CheckedBody, Errors, TokenCount, WireFormat
+from gateway.operations.typed_events import NULL
+from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
 
 LEAST_CEILING: Final = 16
 USE_CEILING: Final = "use 'max_output_tokens'"
@@ -65,6 +66,8 @@ TEXTS: Final = frozenset(
     )
 )
 """Types of items and parts that have text alone, but for the parts in them."""
+GENERATED: Final = ("text", "refusal", "arguments", "input", "encrypted_content")
+"""The fields of a response with generated text."""
 CALLS: Final = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
 RETRYABLE: Final = frozenset((500, 502, 503, 504))
 
@@ -105,33 +108,20 @@ _boolean = msgspec.json.Decoder(bool | None)
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-class WholeResponse(Response, frozen=True):
+class WholeResponse(JsonAnswer, frozen=True):
     """A response that is not a stream."""
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.json.decode(self.facts)
-        return fields
 
     @property
     def usage(self) -> ReportedUsage:
         """The usage that the response reports."""
-        fields = self._fields
-        tier = fields.get("service_tier")
-        reported = ReportedUsage(service_tier=tier if isinstance(tier, str) and tier.isalnum() else "")
-        if (counts := read_counts(msgspec.json.encode(fields.get("usage")))) is not None:
+        reported = ReportedUsage(service_tier=id_text(bytes(self.top.get("service_tier", b""))))
+        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
             reported.add(counts, final=True)
         return reported
 
-    @property
-    def completion_id(self) -> str:
-        """The id that the upstream gave the response."""
-        named = self._fields.get("id")
-        return named if isinstance(named, str) and named.isprintable() and len(named) <= 128 else ""
-
     def estimate_output(self) -> int:
         """Return the estimated tokens of its output."""
-        return -(-_text_bytes(self._fields.get("output")) // BYTES_PER_TOKEN)
+        return -(-self.text_bytes("output", GENERATED) // BYTES_PER_TOKEN)
 
 
 class ResponsesFormat(WireFormat):
@@ -195,11 +185,7 @@ class ResponsesFormat(WireFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return a response. Raises `ValueError` for what is no JSON."""
-        facts = strict_json(text)
-        value = upstream_errors.decode(facts)
-        if isinstance(value, dict) and isinstance(value.get("output"), list):
-            return WholeResponse(text, facts)
-        return WholeResponse(text, facts, error=True) if upstream_errors.is_error(value) else None
+        return WholeResponse.of(text, "output")
 
 
 class CompactFormat(ResponsesFormat):
@@ -224,7 +210,7 @@ class InputTokensFormat(CompactFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return the answer. Raises `ValueError` for what is no JSON."""
-        return TokenCount.read(text)
+        return TokenCount.of(text, "input_tokens", DIGITS)
 
 
 class ResponseErrors(Errors):
@@ -300,14 +286,3 @@ def _encoded_bytes(item: _Item, kind: int) -> int:
         return len(memoryview(item.input_audio.data)) if item.input_audio and item.input_audio.data is not ABSENT else 0
     value = memoryview(getattr(item, ENCODED[item.type]))
     return len(value) if bytes(value[: len(DATA[kind])]) == DATA[kind] else 0
-
-
-def _text_bytes(value: Any) -> int:
-    """Return the bytes of the texts in the output of a response."""
-    if isinstance(value, list):
-        return sum(map(_text_bytes, value))
-    if not isinstance(value, dict):
-        return 0
-    texts = (value.get(name) for name in ("text", "refusal", "arguments", "input", "encrypted_content"))
-    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
-    return size + sum(_text_bytes(value.get(name)) for name in ("content", "summary"))

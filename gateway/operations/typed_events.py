@@ -11,7 +11,11 @@ from gateway.chat.events import EventStream
 from gateway.chat.sse import LongEvent, parse_event
 
 FINISHED: Final = frozenset((b"0",))
+NULL: Final = msgspec.Raw(b"null")
 Said = TypeVar("Said", bound="TypedEvent")
+Value = TypeVar("Value")
+
+_text = msgspec.json.Decoder(str)
 
 
 class TypedEvent(msgspec.Struct):
@@ -80,6 +84,19 @@ class TypedEvents(EventStream):
         self.output.add_unread((0 if self._is_end(said) else event.text_bytes) - event.size)
         if said.type not in self.failures:
             self._note(said, data)
+
+
+def part(decoder: msgspec.json.Decoder[Value], raw: msgspec.Raw) -> Value | None:
+    """Return a part of an event; None for one that is absent, null, or of another form."""
+    try:
+        return None if raw == NULL else decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def text_size(raw: msgspec.Raw) -> int:
+    """Return the bytes of a text; 0 for what is none."""
+    return len((part(_text, raw) or "").encode("utf-8", "surrogatepass"))
 
 
 def decoded(decoder: msgspec.json.Decoder[Said], name: bytes, data: bytes, nothing: Said) -> Said:

@@ -6,16 +6,24 @@ operation's wire format.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import ClassVar
+from codecs import BOM_UTF8
+from collections.abc import Collection, Generator, Mapping
+from typing import Any, ClassVar, Final, Self
+
+import msgspec
 
 from gateway.base.errors import Refused, render
 from gateway.chat import upstream_errors
 from gateway.chat.answers import Response, strict_json
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body, BodyPart, BodyRules, FixedFields
+from gateway.chat.sse import id_text
 from gateway.chat.usage import ReportedUsage
 from gateway.config.channel import BEARER, Channel, CredentialPlace
+
+DIGITS: Final = b"0123456789"
+
+_top = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Errors:
@@ -61,27 +69,53 @@ class CheckedBody(Body, frozen=True):
         return self._encoded(top)
 
 
-class TokenCount(Response, frozen=True):
-    """The answer to a question for the tokens of a prompt. It costs nothing."""
+class JsonAnswer(Response, frozen=True):
+    """An answer in JSON. `top`: its top-level fields. Nothing else of it is decoded, since it may be large."""
+
+    top: Mapping[str, msgspec.Raw] = {}
 
     @classmethod
-    def read(cls, text: bytes) -> Response | None:
-        """Return the answer; None for JSON that is none. Raises `ValueError` for what is no JSON."""
-        facts = strict_json(text)
-        value = upstream_errors.decode(facts)
-        if isinstance(value, dict) and isinstance(value.get("input_tokens"), int):
-            return cls(text, facts)
-        return cls(text, facts, error=True) if upstream_errors.is_error(value) else None
+    def of(cls, text: bytes, result: str, begins: bytes = b"[") -> Self | None:
+        """Return the answer, whose field `result` begins so; None for JSON that is none. Raises `ValueError` for no JSON."""
+        facts = text.removeprefix(BOM_UTF8)
+        try:
+            top = _top.decode(facts)
+        except msgspec.ValidationError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            facts = strict_json(facts)
+            value = upstream_errors.decode(facts)
+            top = _top.decode(facts) if isinstance(value, dict) else {}
+        if result in top and bytes(memoryview(top[result])[:1]) in begins:
+            return cls(text, facts, top=top)
+        return cls(text, facts, error=True) if upstream_errors.is_error(upstream_errors.decode(facts)) else None
+
+    @property
+    def completion_id(self) -> str:
+        """The id that the upstream gave the answer; empty where it has none."""
+        return id_text(bytes(self.top.get("id", b"")))
+
+    def text_bytes(self, name: str, texts: Collection[str]) -> int:
+        """Return the bytes of the strings of these names within a field."""
+        return _text_bytes(upstream_errors.decode(bytes(self.top.get(name, b""))), texts)
+
+
+def _text_bytes(value: Any, names: Collection[str]) -> int:
+    if isinstance(value, list):
+        return sum(_text_bytes(each, names) for each in value)
+    if not isinstance(value, dict):
+        return 0
+    size = sum(len(text.encode("utf-8", "replace")) for name in names if isinstance(text := value.get(name), str))
+    return size + sum(_text_bytes(each, names) for each in value.values())
+
+
+class TokenCount(JsonAnswer, frozen=True):
+    """The answer to a question for the tokens of a prompt. It costs nothing."""
 
     @property
     def usage(self) -> ReportedUsage:
         """No usage: nothing was generated or billed."""
         return ReportedUsage(prompt_final=True)
-
-    @property
-    def completion_id(self) -> str:
-        """No id: nothing was generated."""
-        return ""
 
     def estimate_output(self) -> int:
         """Return 0."""

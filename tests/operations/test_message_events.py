@@ -163,3 +163,31 @@ def test_the_usage_of_an_event_that_is_passed_on_in_pieces_is_read() -> None:
     events, relayed = fed(start() + long + STOP, 50_000)
     assert relayed == start() + long + STOP
     assert events.usage.usage(lambda: 7, events.output.tokens).completion_tokens == 9
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"usage": []},
+        {"usage": {"input_tokens": HUGE, "output_tokens": 9}},
+        {"usage": {"output_tokens": HUGE}},
+        {"usage": {"output_tokens": 9, "iterations": [7, None, {"output_tokens": HUGE}]}},
+        {"usage": {f"field{number}": number for number in range(5000)}},
+        {"delta": "text"},
+        {"delta": {"text": None, "thinking": 7, "stop_reason": None}},
+        {"message": []},
+        {"message": {"id": 7, "usage": 7}},
+        {"type": 7},
+    ],
+)
+def test_an_event_of_another_form_ends_nothing(odd: Told) -> None:
+    data = event("message_delta", **odd) if "type" not in odd else b"data: %b\n\n" % json.dumps(odd).encode()
+    events, relayed = fed(start() + data + delta("x") + end(output_tokens=9) + STOP)
+    assert relayed == start() + data + delta("x") + end(output_tokens=9) + STOP
+    assert events.complete
+    assert len(events.told) <= 64
+    found = events.usage.usage(lambda: 7, events.output.tokens)
+    assert found.completion_tokens in (1, 9)

@@ -127,3 +127,21 @@ def test_the_end_that_the_gateway_writes_is_known_to_every_client(status: int, c
     assert (failed["type"], failed["sequence_number"], failed["response"]["status"]) == ("response.failed", 3, "failed")
     assert (failed["response"]["id"], failed["response"]["error"]) == ("resp_7a", {"code": code, "message": "Because."})
     assert (last["type"], last["sequence_number"], last["code"], last["error"]["code"]) == ("error", 4, "why", "why")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"sequence_number": 10**30},
+        {"sequence_number": "7"},
+        {"response": []},
+        {"response": {"usage": [], "id": 7}},
+        {"delta": 7},
+    ],
+)
+def test_an_event_of_another_form_ends_nothing(odd: dict[str, Any]) -> None:
+    data = event("response.output_text.delta", **odd)
+    events, relayed = fed(CREATED + data + COMPLETED, events=ResponseEvents())
+    assert (relayed, events.complete) == (CREATED + data + COMPLETED, True)
+    assert events.usage.usage(lambda: 7, events.output.tokens).completion_tokens == 212
+    assert ResponseErrors().event(Refused(502, "why", "Because."), "id-1", events)

@@ -1,0 +1,52 @@
+"""Answers in JSON: their usage and id, whatever else they are, and errors in the place of answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.chat.usage import Usage
+from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat
+from gateway.operations.messages import MessagesFormat, MessageTokensFormat
+from gateway.operations.responses import ResponsesFormat
+from gateway.operations.wire_format import WireFormat
+
+MESSAGE = b'{"id":"msg_1","content":[{"type":"text","text":"Rain"}],"usage":%b}'
+RESPONSE = b'{"id":"resp_1","output":[{"content":[{"text":"Rain falls."}]}],"usage":%b,"service_tier":"flex"}'
+
+
+@pytest.mark.parametrize(
+    ("wire", "text", "expected"),
+    [
+        (
+            MessagesFormat(),
+            MESSAGE % b'{"input_tokens":3,"cache_read_input_tokens":7,"output_tokens":5}',
+            (10, 5, "upstream"),
+        ),
+        (MessagesFormat(), MESSAGE % b'{"input_tokens":1e400,"output_tokens":5}', (99, 1, "estimated")),
+        (MessagesFormat(), MESSAGE % b"[]", (99, 1, "estimated")),
+        (ResponsesFormat(), RESPONSE % b'{"input_tokens":3,"output_tokens":5,"total_tokens":8}', (3, 5, "upstream")),
+        (ResponsesFormat(), RESPONSE % b"null", (99, 3, "estimated")),
+        (EmbeddingsFormat(), b'{"data":[[NaN,"\xff"]],"usage":{"total_tokens":9}}', (9, 0, "upstream")),
+        (EmbeddingsFormat(), b'\xef\xbb\xbf{"data":[]}', (99, 0, "estimated")),
+        (ModerationsFormat(), b'{"results":[]}', (0, 0, "upstream")),
+        (MessageTokensFormat(), b'{"input_tokens":14}', (0, 0, "upstream")),
+    ],
+)
+def test_the_usage_of_an_answer(wire: WireFormat, text: bytes, expected: tuple[int, int, str]) -> None:
+    answer = wire.read(text)
+    assert answer is not None
+    assert (answer.text, answer.error) == (text, False)
+    used: Usage = answer.usage.usage(lambda: 99, answer.estimate_output)
+    assert (used.prompt_tokens, used.completion_tokens, used.source) == expected
+    assert answer.completion_id in ("", "msg_1", "resp_1")
+
+
+@pytest.mark.parametrize("wire", [MessagesFormat(), ResponsesFormat(), EmbeddingsFormat(), MessageTokensFormat()])
+def test_an_error_is_one_and_anything_else_is_no_answer(wire: WireFormat) -> None:
+    error = wire.read(b'{"type":"error","error":{"message":"no"}}')
+    assert error is not None
+    assert error.error
+    assert wire.read(b'{"content":7,"output":7,"data":7,"input_tokens":"7"}') is None
+    assert wire.read(b"[7]") is None
+    with pytest.raises(ValueError, match="Expecting"):
+        wire.read(b'{"content":[')
