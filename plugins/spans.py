@@ -142,7 +142,7 @@ class Spans:
     def begin_client(self, tracing: Tracing, attempt: Attempt) -> Span:
         """Begin the span of the call of an upstream."""
         return self._tracer.start_span(
-            f"chat {attempt.model}",
+            f"{operation_name(tracing.exchange.request.operation)} {attempt.model}",
             set_span_in_context(tracing.server),
             SpanKind.CLIENT,
             start_time=_ns(tracing.exchange, attempt.began),
@@ -177,7 +177,7 @@ class Spans:
         address, port = self._servers.get(attempt.channel, (None, None))
         first_s = None if exchange.first_byte is None else exchange.first_byte - attempt.began
         values: dict[str, str | int | float | bool | None] = {
-            "gen_ai.operation.name": "chat",
+            "gen_ai.operation.name": operation_name(exchange.request.operation),
             "gen_ai.provider.name": self._providers.get(attempt.channel, "openai"),
             "gen_ai.request.model": attempt.model,
             "gen_ai.request.stream": body.stream or None,
@@ -195,6 +195,14 @@ class Spans:
             "sluicegate.channel": attempt.channel,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+def operation_name(operation: Operation) -> str:
+    """Return the name of an operation as the semantic conventions have it, of others the gateway's own."""
+    wire = operation.wire
+    if operation is Operation.COMPLETIONS:
+        return "text_completion"
+    return "chat" if wire is None or wire.generates else str(operation)
 
 
 _headers: Final = _Headers()

@@ -12,9 +12,12 @@ from typing import Final
 
 from gateway.base.errors import GatewayError
 from gateway.base.log import Logger
-from gateway.store.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart
+from gateway.store.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart, ask, rewrite
 
 MAX_PAUSE_S: Final = 10.0
+LOOK_S: Final = 0.5
+"""How often it is looked whether the disk is full: a store notes that for about a second, or for as long as it lasts."""
+LOOK_TIMEOUT_S: Final = 0.05
 
 log = Logger("gateway.runtime.store_keeper")
 
@@ -29,13 +32,25 @@ class StoreKeeper:
         self.url = self._store.url
         self._start: StoreStart | None = None
         self._failures = 0
-        self._due_at = self._reported_at = 0.0
+        self._due_at = self._reported_at = self._look_at = 0.0
+        self._was_full = False
 
     def tick(self) -> None:
         """Look at the server, and go on with starting it if it has died. Called several times a second."""
         now = time.monotonic()
         if self._store.ended and now >= self._due_at:
             self._restart(now)
+        elif now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._look()
+
+    def _look(self) -> None:
+        """Rewrite the file of a store whose disk was full: it may have zero bytes, and a disk that is full again would cut it."""
+        answer = ask(self._store.path, LOOK_TIMEOUT_S)
+        if answer is not None and self._was_full and not answer.full:
+            log.warning("store_file_rewritten", reason="the disk was full")
+            rewrite(self._store.path, LOOK_TIMEOUT_S)
+        self._was_full = self._was_full if answer is None else answer.full
 
     def _restart(self, now: float) -> None:
         try:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from gateway.runtime import store_keeper
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.store import embedded
 from gateway.store.embedded import ask
+from tests.disk import Disk, small_disk
 from tests.patience import PATIENCE_S
 from tests.store.test_embedded import LOADED_SLOWLY
 
@@ -80,3 +82,44 @@ def test_a_store_that_cannot_start_is_started_once_its_files_are_restored(
     assert "appendonlydir is missing" in printed
     shutil.move(tmp_path / "aside", tmp_path / "appendonlydir")
     ticked_until_it_serves(keeper, tmp_path)
+
+
+def written_until_full(redis: Redis, disk: Disk) -> None:
+    """Rewrite the file, fill the disk, and write until the store refuses."""
+    redis.bgrewriteaof()
+    while redis.info("persistence")["aof_rewrite_in_progress"]:
+        time.sleep(0.01)
+    redis.set("first", "x" * 100)  # the page that it begins has room for a part of a later command
+    disk.fill()
+    with pytest.raises(ResponseError, match="MISCONF"):
+        for number in range(1_000_000):
+            redis.set(f"key {number}", "x" * 1000)
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_no_command_is_lost_where_the_disk_was_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], looked: bool
+) -> None:
+    with small_disk(tmp_path / "disk", 8) as disk:
+        keeper = StoreKeeper(disk.folder / "data", print)
+        with Redis.from_url(keeper.url) as redis:
+            written_until_full(redis, disk)
+            kept = redis.dbsize()
+            if looked:
+                keeper.tick()
+            disk.free()
+            while (answer := ask(disk.folder / "data/store.sock")) is None or answer.full:
+                time.sleep(0.05)
+            if looked:
+                time.sleep(store_keeper.LOOK_S)
+                keeper.tick()
+                while redis.info("persistence")["aof_rewrite_in_progress"]:
+                    time.sleep(0.01)
+            redis.set("last", "z")
+            redis.execute_command("WAITAOF", 1, 0, 0)
+            kill(disk.folder / "data")
+            ticked_until_it_serves(keeper, disk.folder / "data")
+            assert (redis.dbsize(), redis.get("last")) == (kept + 1, b"z")
+        keeper.stop()
+    logged = capsys.readouterr().out
+    assert ("store_file_mended" in logged, "store_file_rewritten" in logged) == (not looked, looked)
