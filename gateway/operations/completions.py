@@ -24,7 +24,7 @@ from gateway.chat.request import (
 from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.channel import Channel
 from gateway.operations.chat_completions import ChatFormat
-from gateway.operations.input_only import TEXTS, TOKEN_IDS, check_texts
+from gateway.operations.input_only import TEXTS, are_token_ids, check_texts
 
 DEFAULT_CEILING: Final = 16
 """The most tokens of an answer without `max_tokens`, as OpenAI's API has it. Other upstreams would go on without end."""
@@ -120,7 +120,7 @@ class CompletionsFormat(ChatFormat):
 
 def _count(given: msgspec.Raw | None) -> int:
     """Return the number of prompts: texts, or arrays of token ids. Raises `Refused`."""
-    if given is not None and TOKEN_IDS.fullmatch(given):
+    if given is not None and are_token_ids(given):
         return max(1, bytes(given).count(b"[") - 1)
     check_texts("prompt", given, f"{TEXTS} or of token ids")
     prompts = _prompts.decode(given or b'""')

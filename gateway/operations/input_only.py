@@ -6,7 +6,6 @@ refused. An answer may be large: nothing is decoded of it but its usage.
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Generator
 from typing import ClassVar, Final
@@ -23,7 +22,8 @@ from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.wire_format import CheckedBody, JsonAnswer, TokenCount, WireFormat
 
-TOKEN_IDS: Final = re.compile(rb"\[[\[\]0-9,\s]*[0-9][\[\]0-9,\s]*\]")
+OF_TOKEN_IDS: Final = b"[]0123456789, \t\r\n"
+"""The bytes of arrays of token ids."""
 TEXTS: Final = "a text, or a non-empty array of texts"
 DOCUMENTS: Final = "a non-empty array of texts, or of objects with a 'text' alone"
 
@@ -121,7 +121,7 @@ class EmbeddingsFormat(InputOnly):
 
     def check_input(self, top: dict[str, msgspec.Raw], size: int) -> int:
         """Return the most tokens of texts or token ids. Raises `Refused`."""
-        if (given := top.get("input")) is None or TOKEN_IDS.fullmatch(given) is None:
+        if not are_token_ids(given := top.get("input")):
             check_texts("input", given, f"{TEXTS} or of token ids")
         return size
 
@@ -174,6 +174,13 @@ class ModerationsFormat(InputOnly):
         """Return 0: tokens are not billed. Raises `Refused`."""
         check_texts("input", top.get("input"), TEXTS)
         return 0
+
+
+def are_token_ids(given: msgspec.Raw | None) -> bool:
+    """Return whether a value is a non-empty array of whole numbers, or of such arrays. Its syntax was checked."""
+    text = b"" if given is None else bytes(given)
+    others = text.translate(None, OF_TOKEN_IDS)
+    return not others and text[:1] == b"[" and text.translate(None, b"[], \t\r\n") != b""
 
 
 def check_texts(name: str, given: msgspec.Raw | None, expected: str) -> None:

@@ -86,7 +86,7 @@ TYPES: Final = {
 
 class _Message(msgspec.Struct):
     role: str
-    content: str | list[msgspec.Raw] = ""
+    content: msgspec.Raw = ABSENT
 
 
 class _Cache(msgspec.Struct):
@@ -125,34 +125,36 @@ _tools = msgspec.json.Decoder(list[_Tool] | None)
 _context = msgspec.json.Decoder(_ContextManagement | None)
 _cache = msgspec.json.Decoder(_Cache | None)
 _block = msgspec.json.Decoder(_Block)
-_blocks = msgspec.json.Decoder(str | list[msgspec.Raw] | None)
+_blocks = msgspec.json.Decoder(list[msgspec.Raw])
 _boolean = msgspec.json.Decoder(bool | None)
 _text = msgspec.json.Decoder(str | None)
 _usage = msgspec.json.Decoder(dict[str, Any])
 
 
-def _count_blocks(name: str, blocks: list[msgspec.Raw], parts: Parts) -> Generator[None, None, None]:
-    """Count the blocks of the field `name`, and those inside of them. Raises `Refused`."""
-    for number, raw in enumerate(blocks, 1):
-        try:
+def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1) -> Generator[None, None, None]:
+    """Count the blocks of the field `name`, and those inside of them. A text counts by its bytes. Raises `Refused`."""
+    if bytes(memoryview(content)[:1]) in b'"':
+        return
+    parts.check_level(name, level)
+    try:
+        blocks = _blocks.decode(content)
+        for number, raw in enumerate(blocks, 1):
             block = _block.decode(raw)
-            inner = _blocks.decode(block.content) if block.content is not ABSENT else None
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise invalid_field(name, f"'{name}' has a block that is not valid: {error}.") from None
-        check_cache(block.cache_control)
-        source = block.source
-        if block.type in KINDS or (source is not None and source.type in ("base64", "url", "file")):
-            kind = KINDS.get(block.type, FILE)
-            if source is None or source.type != "text":
-                parts.add(kind, _encoded_bytes(kind, source))
-        elif block.type not in TEXTS:
-            parts.add(IMAGE)  # it is not known what it is
-        if block.type in WRITTEN_AGAIN:
-            parts.text += yield from rewritten(raw)
-        if isinstance(inner, list):
-            yield from _count_blocks(name, inner, parts)
-        if number % SOME == 0:
-            yield
+            check_cache(block.cache_control)
+            source = block.source
+            if block.type in KINDS or (source is not None and source.type in ("base64", "url", "file")):
+                kind = KINDS.get(block.type, FILE)
+                if source is None or source.type != "text":
+                    parts.add(kind, _encoded_bytes(kind, source))
+            elif block.type not in TEXTS:
+                parts.add(IMAGE)  # it is not known what it is
+            if block.type in WRITTEN_AGAIN or block.type not in (*KINDS, *TEXTS):
+                parts.text += yield from rewritten(raw)
+            yield from _count_blocks(name, block.content, parts, level + 1)
+            if number % SOME == 0:
+                yield
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_field(name, f"'{name}' must be a text, or an array of blocks: {error}.") from None
 
 
 def _encoded_bytes(kind: int, source: _Source | None) -> int:
@@ -212,8 +214,7 @@ class MessagesFormat(WireFormat):
         parts.text += len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
         yield from self._check_rest(top, rules, parts)
         for message in messages:
-            if isinstance(message.content, list):
-                yield from _count_blocks("messages", message.content, parts)
+            yield from _count_blocks("messages", message.content, parts)
         return CheckedBody(
             model=model,
             stream=bool(field(top, "stream", _boolean, "true or false")) and self.needs_ceiling,
@@ -243,9 +244,7 @@ class MessagesFormat(WireFormat):
         context = field(top, "context_management", _context, "an object with 'edits'")
         if context is not None and any(edit.type.startswith(COMPACTS) for edit in context.edits):
             raise unpriced("context_management", "let your client shorten the conversation")
-        system = field(top, "system", _blocks, "a text, or an array of blocks")
-        if isinstance(system, list):
-            yield from _count_blocks("system", system, parts)
+        yield from _count_blocks("system", top.get("system", ABSENT), parts)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events. Nothing of it is dropped."""

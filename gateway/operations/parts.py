@@ -11,6 +11,8 @@ from gateway.chat.usage import BYTES_PER_TOKEN
 IMAGE, SOUND, FILE = range(3)
 SOME: Final = 256
 """Parts that are counted without a pause."""
+MOST_LEVELS: Final = 4
+"""Levels of parts within parts. Each is read once more, so that deeper ones would take time without end."""
 
 
 class Parts:
@@ -29,6 +31,13 @@ class Parts:
             raise Refused(
                 400, "invalid_request", f"The body has more than {MAX_PARTS} pictures, sounds and files. Send fewer."
             )
+
+    @staticmethod
+    def check_level(name: str, level: int) -> None:
+        """Raise `Refused` for parts within parts within parts."""
+        if level > MOST_LEVELS:
+            text = f"'{name}' has parts that are nested deeper than {MOST_LEVELS} levels. Send them flatter."
+            raise Refused(400, "invalid_request", text, param=name)
 
     @property
     def bound(self) -> PromptBound:

@@ -256,8 +256,9 @@ def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) ->
         parts.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
 
 
-def _count_items(items: list[msgspec.Raw], parts: Parts) -> Generator[None, None, None]:
+def _count_items(items: list[msgspec.Raw], parts: Parts, level: int = 1) -> Generator[None, None, None]:
     """Count items and parts, and those inside of them. Raises `Refused`."""
+    parts.check_level("input", level)
     for number, raw in enumerate(items, 1):
         try:
             item = _item.decode(raw)
@@ -272,10 +273,10 @@ def _count_items(items: list[msgspec.Raw], parts: Parts) -> Generator[None, None
             parts.add(kind, _encoded_bytes(item, kind))
         elif item.type not in TEXTS:
             parts.add(IMAGE)  # it is not known what it is
-        if item.type in CALLS or item.type.endswith("_output"):
+        if item.type in CALLS or item.type.endswith("_output") or item.type not in (*KINDS, *TEXTS):
             parts.text += yield from rewritten(raw)
         for inner in nested:
-            yield from _count_items(inner, parts)
+            yield from _count_items(inner, parts, level + 1)
         if number % SOME == 0:
             yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -313,3 +314,26 @@ def test_a_query_is_read_with_each_document_and_a_moderation_is_not_billed_by_to
     asked = body(RerankFormat(), fields)
     assert asked.prompt_tokens_bound() == len(json.dumps(fields)) + 200
     assert body(ModerationsFormat(), {"model": "m", "input": ["a"]}).prompt_tokens_bound() == 0
+
+
+@pytest.mark.parametrize("wire", [MessagesFormat(), ResponsesFormat()])
+def test_parts_within_parts_have_few_levels(wire: WireFormat) -> None:
+    part: dict[str, Any] = {"type": "text", "text": "a"}
+    for _ in range(3):
+        part = {"type": "tool_result", "content": [part]}
+    fields = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
+    if isinstance(wire, ResponsesFormat):
+        fields = {"model": "m", "input": [part]}
+    body(wire, fields)
+    deeper = json.dumps(fields).replace('"text": "a"', '"content": [{"content": [{"text": "a"}]}]').encode()
+    with pytest.raises(Refused, match="nested deeper"):
+        body(wire, deeper)
+
+
+@pytest.mark.parametrize("wire", [EmbeddingsFormat(), CompletionsFormat()])
+def test_the_check_of_an_input_takes_time_by_its_length_alone(wire: WireFormat) -> None:
+    name = b"input" if isinstance(wire, EmbeddingsFormat) else b"prompt"
+    began = time.process_time()
+    with pytest.raises(Refused):
+        body(wire, b'{"model":"m","%b":[' % name + b"1," * 1_000_000 + b"1.5]}")
+    assert time.process_time() - began < 5  # of a search that goes back, hours
