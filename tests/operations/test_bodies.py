@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -13,9 +13,11 @@ import pytest
 from gateway.base.errors import Refused
 from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
 from gateway.chat.request import Body, BodyRules, checked
+from gateway.config.channel import ServedOperation
 from gateway.operations.completions import CompletionsBody, CompletionsFormat
 from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
 from gateway.operations.messages import MessagesFormat, MessageTokensFormat
+from gateway.operations.operation import SERVED
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponsesFormat
 from gateway.operations.wire_format import WireFormat
 
@@ -337,3 +339,7 @@ def test_the_check_of_an_input_takes_time_by_its_length_alone(wire: WireFormat) 
     with pytest.raises(Refused):
         body(wire, b'{"model":"m","%b":[' % name + b"1," * 1_000_000 + b"1.5]}")
     assert time.process_time() - began < 5  # of a search that goes back, hours
+
+
+def test_a_channel_may_name_each_operation_of_upstreams() -> None:
+    assert get_args(ServedOperation) == tuple(map(str, SERVED))

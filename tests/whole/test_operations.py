@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway import Outcome
+from gateway.base.crash_points import EXIT_CODE
 from gateway.operations.operation import SERVED
 from tests.operations.test_message_events import STOP, delta, end, event, start
 from tests.operations.test_response_events import CREATED, response
 from tests.operations.test_response_events import delta as text
 from tests.patience import PATIENCE_S
-from tests.whole.books import Books
+from tests.whole.books import LEASE_S, Books
 from tests.whole.raw import Answer, ask, chat, get, head
 from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Reset, Scripted, Step, chunk
 
@@ -63,7 +65,7 @@ def stream(*steps: Step) -> list[Step]:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *scripts: Sequence[Step], serves: str = SERVES
+    folder: Path, *scripts: Sequence[Step], serves: str = SERVES, started: bool = True
 ) -> AsyncIterator[tuple[Books, Scripted]]:
     async with Scripted(*scripts) as upstream:
         books = Books(folder, upstream.base_url)
@@ -71,7 +73,7 @@ async def serving(
             text = books.file.read_text().replace("idle: 3", "idle: 1")
             books.file.write_text(text.replace("fake: {", f"fake: {{api_key: key-of-the-channel, {serves}, "))
             await books.open()
-            async with books.worker():
+            async with books.worker() if started else nullcontext():
                 yield books, upstream
         finally:
             books.embedded.stop()
@@ -307,3 +309,36 @@ async def test_models_are_listed_for_clients_of_either_api(tmp_path: Path) -> No
     assert (listed["object"], listed["has_more"], listed["first_id"]) == ("list", False, "words")
     model = listed["data"][0]
     assert (model["object"], model["type"], model["display_name"]) == ("model", "model", "words")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread")
+@pytest.mark.parametrize(
+    ("label", "path", "asked", "charge"),
+    [
+        ("upstream.answered", MESSAGES, ASKED | {"stream": True}, 0),
+        ("stream.event:2", MESSAGES, ASKED | {"stream": True}, 0),
+        ("settle.after", MESSAGES, ASKED | {"stream": True}, 50),
+        ("stream.event:2", RESPONSES, GIVEN | {"stream": True}, 0),
+        ("answer.finished", RESPONSES, GIVEN | {"stream": True}, 50),
+        ("settle.before", EMBEDDINGS, TEXTS, 0),
+        ("record.after", EMBEDDINGS, TEXTS, 9),
+    ],
+)
+async def test_the_books_balance_after_a_crash(
+    tmp_path: Path, label: str, path: str, asked: dict[str, Any], charge: int
+) -> None:
+    answers = {
+        MESSAGES: [*stream(START, 0.1, delta("x"), 0.1, end(output_tokens=20) + STOP), LAST],
+        RESPONSES: [*stream(CREATED, 0.1, text("x"), 0.1, COMPLETED), LAST],
+        EMBEDDINGS: whole(VECTORS),
+    }
+    async with serving(tmp_path, answers[path], started=False) as (books, _):
+        async with books.worker(crash_at=label) as worker:
+            with suppress(OSError, EOFError):
+                await ask(books.port, post(path, books.token, asked))
+            assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
+        async with books.worker():
+            await asyncio.sleep(LEASE_S)
+        await books.records()
+        await books.verify()
+        assert sum(map(sum, (await books.charges()).values())) == charge
