@@ -33,11 +33,11 @@ WAY_OF_A_REQUEST = tuple(
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     "gateway and plugins": (
         ("gateway", "plugins"),
-        52_040,
+        52_060,
     ),  # the operations beside chat completions; zero bytes of a full disk
     "the way of a request": (
         WAY_OF_A_REQUEST,
-        14_800,
+        14_820,
     ),  # the operations beside chat completions
     "tests without tests/bench": (
         ("tests",),

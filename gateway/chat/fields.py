@@ -95,7 +95,7 @@ UNPRICED: Final = frozenset(
 """Fields that change what an upstream bills: no setting of a model has a price for them."""
 ORDERS_NOTHING: Final[tuple[object, ...]] = (None, False, [], ["text"], "standard", "in_memory", "in-memory")
 """Values with which none of these fields orders anything."""
-MAY_ALLOW: Final = (*REMEDIES, *sorted(UNPRICED), "tools", "service_tier")
+MAY_ALLOW: Final = (*REMEDIES, *sorted(UNPRICED), "tools", "service_tier", "cache_control", "context_management")
 """Fields that an operator may allow."""
 
 _LETTERS_I: Final = str.maketrans("\u0130\u0131", "ii")

@@ -59,6 +59,8 @@ COMPACTS: Final = "compact"
 GENERATED: Final = ("text", "thinking")
 """The fields of a message with generated text."""
 SHORT_CACHE: Final = "5m"
+AS_JSON: Final = frozenset(("tools", "tool_choice", "output_config"))
+"""Fields that an upstream may write into the prompt in another form of JSON."""
 KINDS: Final = {"image": IMAGE, "input_audio": SOUND, "audio": SOUND, "document": FILE, "container_upload": FILE}
 """Types of blocks that may hold encoded bytes."""
 PDF: Final = "application/pdf"
@@ -133,14 +135,15 @@ _usage = msgspec.json.Decoder(dict[str, Any])
 
 def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1) -> Generator[None, None, None]:
     """Count the blocks of the field `name`, and those inside of them. A text counts by its bytes. Raises `Refused`."""
-    if bytes(memoryview(content)[:1]) in b'"':
+    first = bytes(memoryview(content)[:1])
+    if first in b'"' or (level > 1 and first != b"["):
         return
     parts.check_level(name, level)
     try:
         blocks = _blocks.decode(content)
         for number, raw in enumerate(blocks, 1):
             block = _block.decode(raw)
-            check_cache(block.cache_control)
+            check_cache(block.cache_control, parts)
             source = block.source
             if block.type in KINDS or (source is not None and source.type in ("base64", "url", "file")):
                 kind = KINDS.get(block.type, FILE)
@@ -210,7 +213,7 @@ class MessagesFormat(WireFormat):
         tier = field(top, "service_tier", _text, "a string")
         if tier not in (None, *SERVICE_TIERS) and "service_tier" not in rules.allow_fields:
             raise unpriced("service_tier", f"send {' or '.join(SERVICE_TIERS)}, or leave it out")
-        parts = Parts(len(raw))
+        parts = Parts(len(raw), rules.allow_fields)
         parts.text += len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
         yield from self._check_rest(top, rules, parts)
         for message in messages:
@@ -232,17 +235,19 @@ class MessagesFormat(WireFormat):
 
     def _check_rest(self, top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) -> Generator[None, None, None]:
         """Check what stands beside the messages, and count it."""
-        check_cache(field(top, "cache_control", _cache, "an object"))
+        check_cache(field(top, "cache_control", _cache, "an object"), parts)
         tools = field(top, "tools", _tools, "an array of objects") or []
         for tool in tools:
-            check_cache(tool.cache_control)
+            check_cache(tool.cache_control, parts)
             own = not tool.type or tool.type.startswith(OWN_TOOLS[1:])
             if not (own and tool.model is ABSENT) and "tools" not in rules.allow_fields:
                 raise unpriced("tools", "send tools that you run yourself")
-        if tools:
-            parts.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
+        for name in AS_JSON.intersection(top):
+            parts.text += yield from rewritten(top[name])
+        parts.text += TOOLS_ALLOWANCE if tools else 0
         context = field(top, "context_management", _context, "an object with 'edits'")
-        if context is not None and any(edit.type.startswith(COMPACTS) for edit in context.edits):
+        compacts = context is not None and any(edit.type.startswith(COMPACTS) for edit in context.edits)
+        if compacts and "context_management" not in rules.allow_fields:
             raise unpriced("context_management", "let your client shorten the conversation")
         yield from _count_blocks("system", top.get("system", ABSENT), parts)
 
@@ -302,7 +307,7 @@ class MessageErrors(Errors):
         return b"event: error\ndata: %b\n\n" % self.body(error, request_id)
 
 
-def check_cache(cache: _Cache | None) -> None:
-    """Raise `Refused` for a cache that is kept for longer than the price of written tokens is for."""
-    if cache is not None and cache.ttl not in (None, SHORT_CACHE):
+def check_cache(cache: _Cache | None, parts: Parts) -> None:
+    """Raise `Refused` for a cache that is kept for longer than the price of written tokens is for, unless that is allowed."""
+    if cache is not None and cache.ttl not in (None, SHORT_CACHE) and "cache_control" not in parts.allowed:
         raise unpriced("cache_control", f"leave out its 'ttl', or send \"{SHORT_CACHE}\"")

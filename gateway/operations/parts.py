@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from gateway.base.errors import Refused
@@ -18,8 +19,10 @@ MOST_LEVELS: Final = 4
 class Parts:
     """The most tokens of a prompt of `size` bytes: one for each byte, and what each encoded part counts in place of its bytes."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, allowed: Collection[str] = ()) -> None:
+        """`allowed`: the fields that are accepted although they may change the price."""
         self.text = self.size = size
+        self.allowed = allowed
         self.counts = [0, 0, 0]
         self.encoded = 0
 

@@ -68,6 +68,8 @@ TEXTS: Final = frozenset(
 """Types of items and parts that have text alone, but for the parts in them."""
 GENERATED: Final = ("text", "refusal", "arguments", "input", "encrypted_content")
 """The fields of a response with generated text."""
+AS_JSON: Final = frozenset(("tools", "tool_choice", "text"))
+"""Fields that an upstream may write into the prompt in another form of JSON."""
 CALLS: Final = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
 RETRYABLE: Final = frozenset((500, 502, 503, 504))
 
@@ -252,8 +254,9 @@ def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) ->
         found = next((tool.type for tool in tools if not tool.own and tool.type.replace("_", "").isalnum()), "")
         shown = f"turn off {found[:64]}, and " if found else ""
         raise unpriced("tools", f"{shown}send tools that you run yourself, of the types {', '.join(sorted(OWN_TOOLS))}")
-    if tools:
-        parts.text += TOOLS_ALLOWANCE + (yield from rewritten(top["tools"]))
+    for name in AS_JSON.intersection(top):
+        parts.text += yield from rewritten(top[name])
+    parts.text += TOOLS_ALLOWANCE if tools else 0
 
 
 def _count_items(items: list[msgspec.Raw], parts: Parts, level: int = 1) -> Generator[None, None, None]:

@@ -120,7 +120,7 @@ WRONG = {
     "port: {drain: -0.5}": "1: port.drain: must be a number >= 0",
     "port: {allow_fields: [models, temperature]}": "1: port: allow_fields may name n_predict, max_length, max_output_tokens, "
     "auto_max_new_tokens, n_cmpl, best_of, models, route, preset, fallbacks, user_config, providerOptions, extra_body, "
-    f"{', '.join(sorted(UNPRICED))}, tools, service_tier; any other field needs no permission",
+    f"{', '.join(sorted(UNPRICED))}, tools, service_tier, cache_control, context_management; any other field needs no permission",
     **{
         f"port: {{trusted_proxies: [10.0.0.1, '{wrong}']}}": f"1: port: trusted_proxies[1] {why}"
         for wrong, why in {

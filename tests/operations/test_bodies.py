@@ -58,6 +58,7 @@ def test_a_message_is_sent_as_it_came_with_the_name_of_the_model_there() -> None
         ({"max_tokens": 0}, "max_tokens", "invalid_request"),
         ({"messages": [{"content": "hi"}]}, "messages", "invalid_request"),
         ({"messages": [{"role": "user", "content": [7]}]}, "messages", "invalid_request"),
+        ({"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages", "invalid_request"),
         ({"stream": "yes"}, "stream", "invalid_request"),
         ({"Max_Tokens": 9}, "Max_Tokens", "invalid_request"),
         ({"max_completion_tokens": 9}, "max_completion_tokens", "invalid_request"),
@@ -98,8 +99,13 @@ def test_a_message_without_a_price_or_a_field_that_is_needed_is_refused(
 
 
 def test_what_an_operator_allows_is_sent() -> None:
-    allowed = frozenset(("speed", "tools", "service_tier"))
-    fields = {"speed": "fast", "service_tier": "priority", "tools": [{"type": "web_search_1", "name": "a"}]}
+    allowed = frozenset(("speed", "tools", "service_tier", "cache_control", "context_management"))
+    fields: dict[str, Any] = {
+        "speed": "fast",
+        "service_tier": "priority",
+        "tools": [{"type": "web_search_1", "name": "a"}],
+    }
+    fields |= {"cache_control": {"ttl": "1h"}, "context_management": {"edits": [{"type": "compact_1"}]}}
     assert body(MessagesFormat(), MESSAGE | fields, allow_fields=allowed).top["speed"] == msgspec.Raw(b'"fast"')
 
 
