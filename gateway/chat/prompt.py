@@ -43,7 +43,7 @@ WINDOW_BYTES: Final = 1024
 SETTINGS_BYTES: Final = 256
 """Bytes outside of the messages that do not count: the names of fields, and settings such as `model` and `temperature`."""
 
-_DATA_URL: Final = re.compile(rb'"data:(?:(?:image|audio|video)\\?/[\w.+-]+|application\\?/pdf)(?:;[\w.=+-]+)*;base64,')
+DATA_URL: Final = re.compile(rb'"data:(?:(?:image|audio|video)\\?/[\w.+-]+|application\\?/pdf)(?:;[\w.=+-]+)*;base64,')
 ABSENT: Final = msgspec.Raw()
 
 _PLACES: Final = {
@@ -180,7 +180,7 @@ def encoded_string(part: Part) -> bytes:
     value: msgspec.Raw = getattr(part, part.type)
     if _opens(value, b"{"):
         value = getattr(_encoded.decode(value), member)
-    decoded = _opens(value, b'"') and (member == "data" or _DATA_URL.match(value))
+    decoded = _opens(value, b'"') and (member == "data" or DATA_URL.match(value))
     return bytes(value) if decoded else b""
 
 

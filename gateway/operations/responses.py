@@ -15,7 +15,7 @@ from gateway.base.errors import Refused, render
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, check_option_names, unpriced
-from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
+from gateway.chat.prompt import ABSENT, DATA_URL, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
 from gateway.chat.request import (
     Body,
     BodyRules,
@@ -289,4 +289,4 @@ def _encoded_bytes(item: _Item, kind: int) -> int:
     if kind == SOUND:
         return len(memoryview(item.input_audio.data)) if item.input_audio and item.input_audio.data is not ABSENT else 0
     value = memoryview(getattr(item, ENCODED[item.type]))
-    return len(value) if bytes(value[: len(DATA[kind])]) == DATA[kind] else 0
+    return len(value) if bytes(value[: len(DATA[kind])]) == DATA[kind] and DATA_URL.match(value) else 0

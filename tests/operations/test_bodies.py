@@ -258,6 +258,7 @@ def test_a_response_that_cannot_be_served_or_priced_is_refused(fields: dict[str,
     [
         ({"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}, 1, 0, 0),
         ({"type": "input_image", "file_id": "f"}, 1, 0, 0),
+        ({"type": "input_image", "image_url": "data:image/svg+xml;utf8,<svg>"}, 1, 0, 0),
         ({"type": "input_file", "file_data": f"data:application/pdf;base64,{PNG}"}, 0, 1, 0),
         ({"type": "input_audio", "input_audio": {"data": PNG, "format": "mp3"}}, 0, 0, 1),
         ({"type": "new_kind"}, 1, 0, 0),
