@@ -10,7 +10,7 @@ from gateway.chain import loading
 from gateway.config.channel import Channel
 from gateway.config.document import shipped
 from gateway.config.schema import load
-from gateway.operations.chat_completions import ChatFormat
+from gateway.operations.operation import SERVED, Operation
 from gateway.proxy.pool import Endpoint
 from gateway.proxy.scheduler import Turns
 from gateway.store.channels import CredentialStates
@@ -54,11 +54,13 @@ EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-async def head(channel: Channel, dialect: Messages | None = None, credential: str = "") -> tuple[str, dict[str, str]]:
+async def head(
+    channel: Channel, dialect: Messages | None = None, credential: str = "", operation: Operation = Operation.CHAT
+) -> tuple[str, dict[str, str]]:
     """Return the path and the headers of a request."""
     endpoint = Endpoint(channel, Turns(), CredentialStates(), dialect)
     try:
-        (message,) = endpoint.message(ChatFormat(), [b"{}"], credential, "text/event-stream", "")
+        (message,) = endpoint.message(SERVED[operation], [b"{}"], credential, "text/event-stream", "")
     finally:
         await endpoint.close()
     start, *lines = bytes(message).decode("latin-1").partition("\r\n\r\n")[0].split("\r\n")
@@ -85,7 +87,20 @@ async def test_the_shipped_examples_send_what_the_provider_asks_for(name: str) -
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.stem for path in Path(shipped("examples")).glob("*.yaml")} == set(EXAMPLES)
+    assert {path.stem for path in Path(shipped("examples")).glob("*.yaml")} == {*EXAMPLES, "agents"}
+
+
+async def test_the_example_for_agents_sends_each_operation_to_its_path_with_the_credential_in_its_place() -> None:
+    channels = load(shipped("examples/agents.yaml"), ENVIRONMENT).config.channels
+    for name, operation, path, place in (
+        ("anthropic", Operation.MESSAGES, "/v1/messages", ("x-api-key", "key-of-the-provider")),
+        ("anthropic", Operation.MESSAGE_TOKENS, "/v1/messages/count_tokens", ("x-api-key", "key-of-the-provider")),
+        ("openai", Operation.RESPONSES, "/v1/responses", ("authorization", "Bearer key-of-the-provider")),
+        ("openai", Operation.EMBEDDINGS, "/v1/embeddings", ("authorization", "Bearer key-of-the-provider")),
+    ):
+        assert operation.value in channels[name].operations
+        sent, headers = await head(channels[name], None, "key-of-the-provider", operation)
+        assert (sent, headers[place[0]]) == (path, place[1])
 
 
 async def test_a_credential_in_the_query_is_encoded() -> None:
