@@ -276,7 +276,10 @@ def _check_stream(top: dict[str, msgspec.Raw], rules: BodyRules) -> bool:
     if raw is not None and bytes(raw) == b"true":
         return True
     if not rules.allow_non_streaming:
-        raise Refused(400, "stream_required", 'Answers are streamed: add "stream": true to the body.', param="stream")
+        text = (
+            'Answers are streamed: add "stream": true to the body, or have the operator set `port.allow_non_streaming`.'
+        )
+        raise Refused(400, "stream_required", text, param="stream")
     return bool(field(top, "stream", _boolean, "true or false"))
 
 

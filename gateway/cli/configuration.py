@@ -50,6 +50,8 @@ from gateway.tools.explain import explain as explain_request
 if TYPE_CHECKING:
     from gateway.chain.checks import Exposure
 
+ONLY_STREAMS: Final = "as streams alone: chat completions in one piece need `port.allow_non_streaming`"
+
 
 def check(
     config: ConfigOption = None,
@@ -84,6 +86,7 @@ def check(
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
         "requests": requests,
+        "answers": "as streams or whole" if loaded.config.port.allow_non_streaming else ONLY_STREAMS,
         "bound": None if report.exposure is None else str(report.exposure),
         "warnings": report.warnings + store_notes,
     }

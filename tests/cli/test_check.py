@@ -42,6 +42,7 @@ def test_a_good_file_is_good(tmp_path: Path) -> None:
         "models": ["m"],
         "channels": ["up"],
         "requests": {},
+        "answers": "as streams alone: chat completions in one piece need `port.allow_non_streaming`",
         "bound": None,
         "warnings": [],
     }
