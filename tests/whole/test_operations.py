@@ -65,13 +65,14 @@ def stream(*steps: Step) -> list[Step]:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *scripts: Sequence[Step], serves: str = SERVES, started: bool = True
+    folder: Path, *scripts: Sequence[Step], serves: str = SERVES, above: str = "", started: bool = True
 ) -> AsyncIterator[tuple[Books, Scripted]]:
     async with Scripted(*scripts) as upstream:
         books = Books(folder, upstream.base_url)
         try:
             text = books.file.read_text().replace("idle: 3", "idle: 1")
-            books.file.write_text(text.replace("fake: {", f"fake: {{api_key: key-of-the-channel, {serves}, "))
+            text = text.replace("fake: {", f"fake: {{api_key: key-of-the-channel, {serves}, ")
+            books.file.write_text(text.replace("  - use: rate-limit", f"{above}  - use: rate-limit"))
             await books.open()
             async with books.worker() if started else nullcontext():
                 yield books, upstream
@@ -342,3 +343,26 @@ async def test_the_books_balance_after_a_crash(
         await books.records()
         await books.verify()
         assert sum(map(sum, (await books.charges()).values())) == charge
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "events"),
+    [
+        (MESSAGES, ASKED, [START, delta("a for"), delta("bidden word"), end(output_tokens=20) + STOP]),
+        (RESPONSES, GIVEN, [CREATED, text("a for"), text("bidden word"), COMPLETED]),
+    ],
+)
+async def test_texts_are_redacted_and_words_are_stopped(
+    tmp_path: Path, path: str, asked: dict[str, Any], events: list[bytes]
+) -> None:
+    plugins = "  - use: redact\n  - use: stop-words\n    with: {words: [forbidden]}\n"
+    name, given = ("messages", "system") if path == MESSAGES else ("input", "instructions")
+    asked = asked | {given: "My card is 4111 1111 1111 1111.", "stream": True}
+    async with serving(tmp_path, [*stream(*events), LAST], above=plugins) as (books, upstream):
+        answer = await ask(books.port, post(path, books.token, asked))
+        assert (answer.status, answer.whole) == (200, False)
+        assert b"bidden" not in answer.body
+        assert b"content_stopped" in answer.body.rpartition(b"data: ")[2]
+        sent = json.loads(upstream.requests[0].partition(b"\r\n\r\n")[2])
+        assert (sent[given], sent[name]) == ("My card is [card-number].", asked[name])
+        assert (await charged(books, answer))[1] == "stopped"
