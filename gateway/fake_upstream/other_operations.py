@@ -5,6 +5,7 @@ Every mode answers messages, responses and completions, too: each chunk of a cha
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -27,21 +28,29 @@ class NamedEvents(EventSourceResponse):
         await super().send(data, event=msgspec.json.decode(data)["type"])
 
 
-class MessageCompletion(Completion):
-    """One message."""
+class TypedCompletion(Completion):
+    """One answer in typed events."""
 
     events = NamedEvents
+
+    async def send(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
+        """Send typed events in place of chunks, at the pace."""
+        for chunk in events:
+            for event in self._events(chunk):
+                await super().send(stream, [event])
+
+    @abstractmethod
+    def _events(self, chunk: str) -> Iterator[str]:
+        """Yield the events in place of a chunk."""
+
+
+class MessageCompletion(TypedCompletion):
+    """One message."""
 
     def whole(self) -> dict[str, object]:
         """Return the message as one JSON object."""
         content = [{"type": "text", "text": " ".join(self.words)}]
         return self._message(content) | {"stop_reason": STOP_REASONS[self.finish_reason], "usage": self._usage()}
-
-    async def send(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
-        """Send the events of a message in place of chunks, at the pace."""
-        for chunk in events:
-            for event in self._events(chunk):
-                await super().send(stream, [event])
 
     def _events(self, chunk: str) -> Iterator[str]:
         if chunk == DONE:
@@ -88,20 +97,12 @@ class ResponseBody(ChatBody):
         self.max_tokens = self.max_output_tokens
 
 
-class ResponseCompletion(Completion):
+class ResponseCompletion(TypedCompletion):
     """One response."""
-
-    events = NamedEvents
 
     def whole(self) -> dict[str, object]:
         """Return the response as one JSON object."""
         return self._response("completed", self._usage())
-
-    async def send(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
-        """Send the events of a response in place of chunks, at the pace."""
-        for chunk in events:
-            for event in self._events(chunk):
-                await super().send(stream, [event])
 
     def _events(self, chunk: str) -> Iterator[str]:
         if chunk == DONE:

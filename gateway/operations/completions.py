@@ -12,9 +12,7 @@ from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, che
 from gateway.chat.prompt import PromptBound
 from gateway.chat.request import (
     Body,
-    BodyPart,
     BodyRules,
-    FixedFields,
     check_model,
     check_service_tier,
     field,
@@ -25,6 +23,7 @@ from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.channel import Channel
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.input_only import TEXTS, are_token_ids, check_texts
+from gateway.operations.wire_format import CheckedBody
 
 DEFAULT_CEILING: Final = 16
 """The most tokens of an answer without `max_tokens`, as OpenAI's API has it. Other upstreams would go on without end."""
@@ -47,30 +46,10 @@ _boolean = msgspec.json.Decoder(bool | None)
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-class CompletionsBody(Body, frozen=True):
+class CompletionsBody(CheckedBody, frozen=True):
     """A checked body. `n`: how many answers are generated, of which `shown` are sent."""
 
     shown: int = 1
-
-    def upstream(
-        self,
-        model: str,
-        ceiling_field: str,
-        ceiling: int | None,
-        *,
-        ask_usage: bool,
-        stream: bool | None = None,
-        fields: FixedFields | None = None,
-    ) -> list[BodyPart]:
-        """Return the body to send, always with a ceiling."""
-        top: dict[str, object] = {**self._top, "model": model}
-        if fields is not None:
-            fields.apply(top)
-        top["max_tokens"] = self.max_tokens
-        if self.stream or "stream" in top:
-            top["stream"] = self.stream
-        self._add_options(top, ask_usage=ask_usage and self.stream)
-        return self._encoded(top)
 
 
 class CompletionsFormat(ChatFormat):
@@ -108,6 +87,8 @@ class CompletionsFormat(ChatFormat):
             _stream_options=options,
             _top=top,
             service_tier=check_service_tier(top, model, rules),
+            ceiling="max_tokens",
+            options=True,
             shown=n * prompts,
         )
 

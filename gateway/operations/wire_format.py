@@ -42,10 +42,12 @@ class CheckedBody(Body, frozen=True):
     """A checked body of an operation beside chat completions. Its `n` is 0 where nothing is generated.
 
     `ceiling`: the field with the most output tokens, which is always sent; empty where there is none. `least`: what it is at least.
+    `options`: usage is asked for by `stream_options`.
     """
 
     ceiling: str = ""
     least: int = 1
+    options: bool = False
 
     def upstream(
         self,
@@ -66,6 +68,8 @@ class CheckedBody(Body, frozen=True):
             top[self.ceiling] = max(most, self.least)
         if self.stream or "stream" in top:
             top["stream"] = self.stream
+        if self.options:
+            self._add_options(top, ask_usage=ask_usage and self.stream)
         return self._encoded(top)
 
 
