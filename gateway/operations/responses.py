@@ -242,9 +242,10 @@ class ResponseErrors(Errors):
         )
 
 
-def not_served(param: str) -> Refused:
-    """Return the error for a field that names what is kept by an upstream."""
-    text = f"'{param}' is not served here: nothing of a conversation is kept. Send all of it as 'input', with \"store\": false."
+def not_served(param: str, name: str = "") -> Refused:
+    """Return the error for a field, or an item of it called `name`, that names what is kept by an upstream."""
+    missing = f"'{name or param}' is not served here: nothing of a conversation is kept."
+    text = f"{missing} Send all of it as 'input', with \"store\": false."
     return Refused(400, "not_served", text, param=param)
 
 
@@ -270,7 +271,7 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, level: int = 1) -> Gene
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid_field("input", f"'input' has an item that is not valid: {error}.") from None
         if item.type == "item_reference":
-            raise not_served("input")
+            raise not_served("input", item.type)
         kind = KINDS.get(item.type)
         if kind is not None:
             parts.add(kind, _encoded_bytes(item, kind))

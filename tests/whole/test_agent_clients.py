@@ -90,6 +90,8 @@ async def test_responses_by_openais_library(gateway: Running) -> None:
         assert (await client.responses.input_tokens.count(model="words", input="hi there")).input_tokens == 2
         with pytest.raises(openai.BadRequestError, match="nothing of a conversation is kept"):
             await client.responses.create(model="words", input="hi", previous_response_id="resp_1")
+        with pytest.raises(openai.BadRequestError, match=r"'item_reference' .* \"store\": false"):
+            await client.responses.create(model="words", input=[{"type": "item_reference", "id": "msg_1"}])
 
 
 @pytest.mark.parametrize("mode", ["cut", "truncate", "error-event"])
