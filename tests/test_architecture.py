@@ -41,8 +41,8 @@ BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     ),  # the operations beside chat completions
     "tests without tests/bench": (
         ("tests",),
-        71_310,
-    ),  # the operations beside chat completions; zero bytes of a full disk
+        71_320,
+    ),  # the operations beside chat completions; zero bytes of a full disk; a stream whose ids are ahead of the clock
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

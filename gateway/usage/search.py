@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.base.ids import arrival_ms
+from gateway.base.ids import arrival_ms, now_ms
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps, queries
 from gateway.usage.database import FilesUnusable, UnusableFile
@@ -170,6 +170,9 @@ class Waiting:
         late = await self._client.call("ZRANGE", LATE, ms_of(position) - MAX_CLOCK_SKEW_MS, "+inf", "BYSCORE")
         if any(int(note.partition(b":")[0]) <= arrived_ms for note in late):
             return f"({position}", "+"
+        newest = await self._client.call("XREVRANGE", STREAM, "+", "-", "COUNT", 1)
+        if newest and ms_of(newest[0][0].decode()) > now_ms() + MAX_CLOCK_SKEW_MS:
+            last = "+"  # the store's clock was ahead: until it is there again, all entries have ids of that time
         return (f"({position}" if ms_of(position) >= int(start) else start), last
 
     def _times(self, arrived_ms: int) -> tuple[str, str]:

@@ -212,6 +212,19 @@ async def test_a_request_is_found_when_the_clock_went_back_an_hour_before_it_arr
     assert await usage.find(back.id) == end(back)
 
 
+@pytest.mark.parametrize("read", [False, True])
+async def test_a_request_is_found_after_the_stores_clock_was_ahead(usage: UsageLog, read: bool) -> None:
+    ahead = f"{round(time.time() * 1000) + 40 * 86_400_000}-0"
+    await usage.client.call("XADD", usage.stream, ahead, "record", "{}")  # the ids of the stream stay at this time
+    if read:
+        await usage.client.call("XGROUP", "CREATE", usage.stream, usage.installation, ahead)
+    opened = arrival()
+    await usage.submit_arrival(opened)
+    assert await usage.find(opened.id) == opened
+    await usage.end(end(opened))
+    assert await usage.find(opened.id) == end(opened)
+
+
 async def fill(usage: UsageLog, count: int) -> None:
     """Write entries of other requests, all of now."""
     await usage.submit_arrival(arrival())
