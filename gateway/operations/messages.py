@@ -42,11 +42,11 @@ OF_BROWSERS: Final = "anthropic-dangerous-direct-browser-access"
 HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 FIELDS: Final = FieldNames(
-    ("model", "messages", "max_tokens", "stream", "tools", "system", "context_management", "cache_control"),
     (
-        *("temperature", "top_p", "top_k", "stop_sequences", "metadata", "thinking", "tool_choice", "output_config"),
+        *("model", "messages", "max_tokens", "stream", "tools", "system", "context_management", "cache_control"),
         "service_tier",
     ),
+    ("temperature", "top_p", "top_k", "stop_sequences", "metadata", "thinking", "tool_choice", "output_config"),
     {**REMEDIES, "max_completion_tokens": "use 'max_tokens'"},
     UNPRICED,
 )
@@ -99,6 +99,7 @@ class _Source(msgspec.Struct):
     type: str = ""
     media_type: str = ""
     data: msgspec.Raw = ABSENT
+    content: msgspec.Raw = ABSENT
 
 
 class _Block(msgspec.Struct):
@@ -134,13 +135,16 @@ _usage = msgspec.json.Decoder(dict[str, Any])
 
 
 def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1) -> Generator[None, None, None]:
-    """Count the blocks of the field `name`, and those inside of them. A text counts by its bytes. Raises `Refused`."""
+    """Count the blocks of the field `name`, and those inside of them: a list, or within a block also one alone.
+
+    A text counts by its bytes. Raises `Refused`.
+    """
     first = bytes(memoryview(content)[:1])
-    if first in b'"' or (level > 1 and first != b"["):
+    if first in b'"' or (level > 1 and first not in b"[{"):
         return
     parts.check_level(name, level)
     try:
-        blocks = _blocks.decode(content)
+        blocks = [content] if level > 1 and first == b"{" else _blocks.decode(content)
         for number, raw in enumerate(blocks, 1):
             block = _block.decode(raw)
             check_cache(block.cache_control, parts)
@@ -154,6 +158,8 @@ def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1)
             if block.type in WRITTEN_AGAIN or block.type not in (*KINDS, *TEXTS):
                 parts.text += yield from rewritten(raw)
             yield from _count_blocks(name, block.content, parts, level + 1)
+            if source is not None:
+                yield from _count_blocks(name, source.content, parts, level + 1)
             if number % SOME == 0:
                 yield
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """Responses: OpenAI's API for agents. Every answer passes byte for byte.
 
 Conversations that the upstream keeps (`previous_response_id`, `conversation`, `background`) are refused: a caller sends the whole
-conversation with each request, as agents with `store: false` do. So are tools that the upstream runs, and bills.
+conversation with each request, as agents with `store: false` do. So are tools that the upstream runs, and bills, and items of
+types that are not known, since they may bring such tools.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ TEXTS: Final = frozenset(
     )
 )
 """Types of items and parts that have text alone, but for the parts in them."""
+KNOWN_TYPES: Final = ", ".join(sorted((TEXTS | KINDS.keys()) - {""}))
+REFERENCE: Final = "item_reference"
+"""The type of an item that names what the upstream keeps. It may be left out."""
 GENERATED: Final = ("text", "refusal", "arguments", "input", "encrypted_content")
 """The fields of a response with generated text."""
 AS_JSON: Final = frozenset(("tools", "tool_choice", "text"))
@@ -162,8 +166,8 @@ class ResponsesFormat(WireFormat):
         parts = Parts(len(raw))
         parts.text += len(items) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
         yield from _check_tools(top, rules, parts)
-        yield from _count_items(items, parts)
-        most = positive(top, "max_output_tokens", rules.max_output_tokens) if self.generates else None
+        yield from _count_items(items, parts, "tools" in rules.allow_fields)
+        most = positive(top, "max_output_tokens", rules.max_output_tokens) if self.streams else None
         return CheckedBody(
             model=model,
             stream=self.streams and bool(field(top, "stream", _boolean, "true or false")),
@@ -260,8 +264,8 @@ def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) ->
     parts.text += TOOLS_ALLOWANCE if tools else 0
 
 
-def _count_items(items: list[msgspec.Raw], parts: Parts, level: int = 1) -> Generator[None, None, None]:
-    """Count items and parts, and those inside of them. Raises `Refused`."""
+def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: int = 1) -> Generator[None, None, None]:
+    """Count items and parts, and those inside of them. Raises `Refused`, also for types that are not known but for `any_type`."""
     parts.check_level("input", level)
     for number, raw in enumerate(items, 1):
         try:
@@ -270,8 +274,10 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, level: int = 1) -> Gene
             nested = [_raws.decode(value) for value in values if bytes(memoryview(value)[:1]) == b"["]
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid_field("input", f"'input' has an item that is not valid: {error}.") from None
-        if item.type == "item_reference":
-            raise not_served("input", item.type)
+        if item.type == REFERENCE or (not item.type and item.content is ABSENT):
+            raise not_served("input", REFERENCE)
+        if item.type not in (*KINDS, *TEXTS) and not any_type:
+            raise unpriced("input", f"send items and parts of the types {KNOWN_TYPES}")
         kind = KINDS.get(item.type)
         if kind is not None:
             parts.add(kind, _encoded_bytes(item, kind))
@@ -280,7 +286,7 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, level: int = 1) -> Gene
         if item.type in CALLS or item.type.endswith("_output") or item.type not in (*KINDS, *TEXTS):
             parts.text += yield from rewritten(raw)
         for inner in nested:
-            yield from _count_items(inner, parts, level + 1)
+            yield from _count_items(inner, parts, any_type, level + 1)
         if number % SOME == 0:
             yield
 

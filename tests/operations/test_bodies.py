@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from gateway.base.errors import Refused
-from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
+from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS, PIECE
 from gateway.chat.request import Body, BodyRules, checked
 from gateway.config.channel import ServedOperation
+from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.completions import CompletionsBody, CompletionsFormat
 from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
 from gateway.operations.messages import MessagesFormat, MessageTokensFormat
@@ -87,6 +88,15 @@ def test_a_message_is_sent_as_it_came_with_the_name_of_the_model_there() -> None
             {"messages": [{"role": "user", "content": [{"type": "text", "cache_control": {"ttl": "1\u0068"}}]}]},
             *("cache_control", "unpriced_option"),
         ),
+        *[
+            ({"messages": [{"role": "user", "content": [block]}]}, "cache_control", "unpriced_option")
+            for text in ({"type": "text", "text": "a", "cache_control": {"ttl": "1h"}},)
+            for block in (
+                {"type": "tool_result", "content": text},
+                {"type": "document", "source": {"type": "content", "content": [text]}},
+            )
+        ],
+        ({"serviceTier": "priority"}, "serviceTier", "invalid_request"),
     ],
 )
 def test_a_message_without_a_price_or_a_field_that_is_needed_is_refused(
@@ -120,6 +130,9 @@ def test_what_an_operator_allows_is_sent() -> None:
         ([{"type": "new_kind"}], 1, 0),
         ([{"type": "new", "source": {"type": "base64", "media_type": "application/pdf", "data": PNG}}], 0, 1),
         ([{"type": "container_upload", "file_id": "f"}], 0, 1),
+        (image({"type": "content", "content": image({"type": "url", "url": "u"}) * 3}, "document"), 3, 1),
+        ([{"type": "tool_result", "content": image({"type": "url", "url": "u"}, "document")[0]}], 0, 1),
+        ([{"type": "web_fetch_tool_result", "content": {"content": image({"type": "url"}, "document")[0]}}], 2, 1),
     ],
 )
 def test_an_encoded_part_counts_by_its_kind_and_not_by_its_bytes(
@@ -228,6 +241,8 @@ def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) 
                 ("prompt", {"id": "pmpt_1"}),
                 ("background", True),
                 ("input", [{"type": "item_reference", "id": "msg_1"}]),
+                ("input", [{"id": "msg_1"}]),
+                ("input", [{"Type": "item_reference", "id": "msg_1"}]),
             )
         ],
         *[
@@ -242,6 +257,9 @@ def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) 
                 ("context_management", [{"type": "compaction"}]),
                 ("background_options", {"completion_window": "8h"}),
                 ("prompt_cache_retention", "24h"),
+                ("input", [{"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]}]),
+                ("input", [{"type": "tool_search_output", "execution": "client", "tools": [{"type": "mcp"}]}]),
+                ("input", [{"role": "user", "content": [{"type": "new_kind"}]}]),
             )
         ],
     ],
@@ -269,7 +287,8 @@ def test_a_part_of_a_response_counts_by_its_kind(
     part: dict[str, Any], images: int, files: int, sounds: int, place: str
 ) -> None:
     kind = {"type": "function_call_output", "call_id": "c"} if place == "output" else {"role": "user"}
-    asked = body(ResponsesFormat(), {"model": "m", "input": [kind | {place: [part]}]})
+    fields = {"model": "m", "input": [kind | {place: [part]}]}
+    asked = body(ResponsesFormat(), fields, allow_fields=frozenset({"tools"} if part["type"] == "new_kind" else ()))
     encoded = images * IMAGE_TOKENS + files * FILE_TOKENS + sounds * AUDIO_TOKENS
     rewritten = 3000 if place == "output" else 0  # the results of calls may be written as JSON again
     assert encoded <= asked.prompt_tokens_bound() <= encoded + 2000 + rewritten
@@ -329,7 +348,7 @@ def test_a_query_is_read_with_each_document_and_a_moderation_is_not_billed_by_to
 def test_parts_within_parts_have_few_levels(wire: WireFormat) -> None:
     part: dict[str, Any] = {"type": "text", "text": "a"}
     for _ in range(3):
-        part = {"type": "tool_result", "content": [part]}
+        part = {"type": "tool_result" if isinstance(wire, MessagesFormat) else "message", "content": [part]}
     fields = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
     if isinstance(wire, ResponsesFormat):
         fields = {"model": "m", "input": [part]}
@@ -337,6 +356,22 @@ def test_parts_within_parts_have_few_levels(wire: WireFormat) -> None:
     deeper = json.dumps(fields).replace('"text": "a"', '"content": [{"content": [{"text": "a"}]}]').encode()
     with pytest.raises(Refused, match="nested deeper"):
         body(wire, deeper)
+
+
+@pytest.mark.parametrize("wire", [MessagesFormat(), ResponsesFormat(), ChatFormat()])
+def test_many_values_of_medium_length_are_read_with_pauses(wire: WireFormat) -> None:
+    value, many = [1.5] * 2_000, 100  # each is shorter than what is read at once
+    items: list[dict[str, Any]] = [{"type": "function_call", "arguments": value}] * many
+    messages = [{"role": "user", "content": [{"type": "tool_use", "input": value}] * many}]
+    fields: dict[str, Any] = {"model": "m", "max_tokens": 1, "stream": True, "messages": messages}
+    if isinstance(wire, ResponsesFormat):
+        fields = {"model": "m", "input": items}
+    raw = json.dumps(fields).encode()
+    assert sum(1 for _ in wire.check(raw, BodyRules())) > len(raw) // PIECE
+
+
+def test_a_summary_of_a_conversation_is_held_by_the_most_of_the_model() -> None:
+    assert body(CompactFormat(), {"model": "m", "input": "hi", "max_output_tokens": 64}).max_tokens is None
 
 
 @pytest.mark.parametrize("wire", [EmbeddingsFormat(), CompletionsFormat()])
