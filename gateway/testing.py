@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.plugin import Plugin
@@ -145,7 +145,7 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
                 store=store,
                 redis=store.client,
                 clock=FixedClock(),
-                log=Logger("gateway.plugin"),
+                log=log,
                 catalogue=Catalogue(settings),
             )
             try:

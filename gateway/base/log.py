@@ -1,21 +1,21 @@
-"""The loggers of the modules. structlog is imported when something is logged: commands that log nothing start faster without it."""
+"""The logger of all modules. structlog is imported when something is logged: commands that log nothing start faster without it."""
 
 from __future__ import annotations
 
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Final
 
 
-class Logger:
-    """The logger of structlog with this name, which takes an event and fields: `log.warning("store_away", reason=...)`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+class _Logger:
+    """The logger of structlog, which takes an event and fields: `log.warning("store_away", reason=...)`."""
 
     def __getattr__(self, method: str) -> Any:
         import structlog
 
-        return getattr(structlog.get_logger(self._name), method)
+        return getattr(structlog.get_logger(), method)
+
+
+log: Final = _Logger()
 
 
 def place_of(error: BaseException, file: str = "") -> str:

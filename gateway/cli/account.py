@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from gateway.store.accounts import Account
     from gateway.store.money.ledger import Line
 
-
 PAGE: Final = 1000
 """Accounts or lines of a ledger that are asked for at once."""
 

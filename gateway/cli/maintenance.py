@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from gateway.chain.services import Store
     from gateway.config.schema import AlertSettings, Config
 
-
 SHOWN = 100
 
 alerts = typer.Typer(no_args_is_help=True, help="Send a test to the webhook (test), and show what waits for it (list).")

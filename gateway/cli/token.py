@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from gateway.admin.actions.tokens import ChangedToken, MadeToken
     from gateway.store.tokens import Token
 
-
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
@@ -376,7 +375,6 @@ ExpiresOption = Annotated[
         "A date alone is its first moment.",
     ),
 ]
-
 
 COLUMNS: Final = (
     *("id", "name", "status", "created", "expires", "last used (hour)"),

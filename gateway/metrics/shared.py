@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 Key = tuple[str, ...]
 Numbers: TypeAlias = "memoryview[float]"
@@ -34,8 +34,6 @@ _ROOM: Final = 64
 """Keys get a multiple of this many bytes, so that an entry can be used again for another key."""
 _USED: Final = struct.Struct("<Q")
 """At the start: the bytes used after it."""
-
-log = Logger("gateway.metrics.shared")
 
 OTHER: Final = "other"
 """Label of models, channels and codes that have no series of their own."""

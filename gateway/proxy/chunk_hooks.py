@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.entry import origin_of
 from gateway.chat.events import END, EventStream, WatchedEvents, whole_up_to
 from gateway.chat.sse import QUOTE, whole_events
@@ -26,8 +26,6 @@ from gateway.chat.tokens import ALL
 from gateway.domain.exchange import Exchange, Outcome
 from gateway.proxy import failure
 from gateway.proxy.failure import LONGEST, without
-
-log = Logger("gateway.proxy.chunk_hooks")
 
 ChunkHook = Callable[[Exchange, bytes], None]
 Named = tuple[str, ChunkHook]

@@ -21,7 +21,7 @@ from typing import Final
 
 from gateway.base.errors import GatewayError, StoreAway, StoreError
 from gateway.base.ids import new_id
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.domain.exchange import Exchange
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.process import BackgroundTask
@@ -45,16 +45,12 @@ SLICE: Final = 256
 PAUSE_S: Final = 0.02
 """The pause between two batches, which leaves the loop and the store to the requests."""
 
-log = Logger("gateway.runtime.revocation")
-
 RETURN_S: Final = 0.4
 """How long a message to itself may take before the subscription counts as not heard."""
 SILENT_S: Final = 2.5
 """A subscription on which nothing arrives for so long is opened again. Tests come more often."""
 NEWS_PAUSE_S: Final = 0.2
 """The pause between two attempts to subscribe."""
-
-news_log = Logger("gateway.runtime.revocation_news")
 
 
 class RevocationWatch(BackgroundTask):
@@ -236,7 +232,7 @@ class RevocationNews(BackgroundTask):
             except StoreAway:
                 pass
             except GatewayError as error:  # the store's user may not subscribe
-                news_log.debug("subscription_refused", reason=str(error))
+                log.debug("subscription_refused", reason=str(error))
             except Exception:
-                news_log.exception("subscription_failed")
+                log.exception("subscription_failed")
             await asyncio.sleep(NEWS_PAUSE_S)

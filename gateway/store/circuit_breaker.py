@@ -7,7 +7,7 @@ A request that no other channel admits calls a channel whose cool-down is not fi
 may call it again now. One worker remembers what it told accounts; a retry that reaches another worker is judged by that one's
 knowledge.
 
-`AccountHealth` is the breaker for the calls of one account: what its requests cause is not held against others.
+`AccountBreaker` is the breaker for the calls of one account: what its requests cause is not held against others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 
 from gateway.base.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
 from gateway.base.ids import utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.channel import Channel
 from gateway.domain.facts import Candidate, CircuitBreaker
 from gateway.store.channels import (
@@ -44,15 +44,13 @@ SYNC_INTERVAL_S: Final = 0.5
 BATCH_S: Final = 0.005
 """How long an urgent report waits for others, to be sent with them."""
 
-log = Logger("gateway.store.channel_health")
-
 LEASE_MARGIN_S: Final = 60
 
 MARGIN_S: Final = 0.05
 """How much longer than needed the announced time is, so that other workers, too, know that the cool-down is over."""
 
 
-class ChannelHealth(CircuitBreaker):
+class ChannelBreaker(CircuitBreaker):
     """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner."""
 
     def __init__(self, store: Channels, channels: Mapping[str, Channel]) -> None:
@@ -282,12 +280,12 @@ class ChannelHealth(CircuitBreaker):
                 return "full: it has as many requests, at once or in this minute, as its limits allow"
 
 
-class AccountHealth(CircuitBreaker):
+class AccountBreaker(CircuitBreaker):
     """Admits the calls of one request, and reports how they end for its account."""
 
     __slots__ = ("_account", "_health", "_succeeding")
 
-    def __init__(self, health: ChannelHealth, account: str) -> None:
+    def __init__(self, health: ChannelBreaker, account: str) -> None:
         self._health = health
         self._account = account
         self._succeeding = False

@@ -10,13 +10,13 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpServer
 from structlog.testing import capture_logs
 
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.services import MAX_TASKS, Work
 from tests.patience import wait_until
 
 
 def made() -> Work:
-    return Work("office-hours", Logger("test"))
+    return Work("office-hours", log)
 
 
 async def test_a_function_is_called_again_after_a_failure_which_is_logged() -> None:
