@@ -33,16 +33,16 @@ WAY_OF_A_REQUEST = tuple(
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     "gateway and plugins": (
         ("gateway", "plugins"),
-        52_060,
+        51_950,
     ),  # the operations beside chat completions; zero bytes of a full disk; what an attack on the operations found
     "the way of a request": (
         WAY_OF_A_REQUEST,
-        14_820,
+        14_785,
     ),  # the operations beside chat completions
     "tests without tests/bench": (
         ("tests",),
-        71_365,
-    ),  # the operations beside chat completions; zero bytes of a full disk; streams ahead of the clock; an attack
+        71_370,
+    ),  # the operations beside chat completions; zero bytes of a full disk; streams ahead of the clock; an attack; charges explained
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

@@ -10,20 +10,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from gateway.base.amounts import amount
 from gateway.base.ids import arrival_ms, month
 from gateway.chain.services import Store
-from gateway.chat.usage import Usage
 from gateway.domain.exchange import Outcome
-from gateway.domain.prices import price_from
 from gateway.store.money.audit import AccountAudit, Resolved
 from gateway.usage import queries
 from gateway.usage.database import UnusableFile, months
-from gateway.usage.record import Record
+from gateway.usage.record import charge_of
 from gateway.usage.search import HandedOver
 
 SETTLED_MS: Final = 10_000
@@ -86,7 +84,7 @@ def logged(folder: Path, account: str) -> Logged:
     for record in queries.select(folder, account=account, unusable=[]):
         if record.outcome not in (None, Outcome.GATEWAY_CRASHED):
             charges[record.id] = record.charge_micros
-            if record.price and record.charge_micros != (due := _due(record)):
+            if record.price and record.charge_micros != (due := charge_of(record)):
                 wrong[record.id] = (
                     f"request {record.id} was charged {amount(record.charge_micros)}, its price and tokens come to {amount(due)}"
                 )
@@ -136,20 +134,3 @@ def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -
         return queries.find(coverage.folder, request_id) is None
     except UnusableFile:  # it is in `damage`
         return False
-
-
-def _due(record: Record) -> int:
-    """Return the charge, computed again from the record's own price and tokens."""
-    terms = record.price
-    answers = 1 if "request" in terms else 0
-    usage = Usage(
-        record.prompt_tokens,
-        record.completion_tokens,
-        record.usage_source,
-        record.cached_tokens,
-        record.cache_write_tokens,
-        answers,
-    )
-    cost = price_from(terms).of(usage)
-    capped: Any = terms.get("capped_micros", cost)
-    return min(cost, int(capped))

@@ -22,14 +22,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from multidict import MultiMapping, istr
 
 from gateway.base.errors import Refused
 from gateway.base.ids import check_time
+from gateway.chat.usage import Usage
 from gateway.domain.exchange import Outcome
+from gateway.domain.prices import price_from
 
 MAX_NUMBER: Final = 2**53
 """No number of a record is larger, so that the sums of a file fit into the integers of SQLite."""
@@ -176,6 +178,15 @@ def checked(line: bytes) -> Record:
         raise ValueError("the record is nested too deeply") from None
     check_time(record.id)
     return record
+
+
+def charge_of(record: Record) -> int:
+    """Return the charge, computed again from the record's own price and tokens."""
+    answers = 1 if "request" in record.price else 0
+    tokens = (record.prompt_tokens, record.completion_tokens, record.usage_source, record.cached_tokens)
+    cost = price_from(record.price).of(Usage(*tokens, record.cache_write_tokens, answers))
+    capped: Any = record.price.get("capped_micros", cost)
+    return min(cost, int(capped))
 
 
 def is_reference(text: str) -> bool:

@@ -25,6 +25,10 @@ NOTHING_SENT: dict[str, Any] = {
     "charge_micros": 0,
     "usage_source": "none",
 }
+PRICED: dict[str, Any] = {
+    "price": {"input": 150_000, "output": 600_000, "cached_input": 75_000, "cache_write": 187_500, "request": 1000}
+    | {"ratio": "1/2"}
+}
 BEFORE_THE_FIRST_BYTE: dict[str, Any] = {"first_byte_ms": None, "events": 0}
 
 STORIES: list[tuple[dict[str, Any], str]] = [
@@ -157,6 +161,17 @@ STORIES: list[tuple[dict[str, Any], str]] = [
         {**COSTED, "upstream_cost_micros": None},
         "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000123 for 11 "
         "prompt tokens, of which 4 read from a cache and 2 written to one, cost 0.0001",
+    ),
+    (
+        {"charge_micros": 27},
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000027 = 11 of input "
+        "x 0.15 + 41 of output x 0.60 a million",
+    ),
+    (
+        {**COSTED, **PRICED, "charge_micros": 514, "cost_micros": None, "upstream_cost_micros": None},
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000514 = (5 of input x "
+        "0.15 + 4 read from a cache x 0.075 + 2 written to one x 0.1875 + 41 of output x 0.60 a million + 0.001 for the answer) x "
+        "1/2 of the group",
     ),
     (
         {**COSTED, "cached_tokens": 0, "charge_micros": 0},

@@ -22,10 +22,11 @@ from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import arrival_ms, check_time, first_id
 from gateway.base.text import counted
 from gateway.domain.exchange import Outcome
+from gateway.domain.prices import price_from
 from gateway.usage import gaps, queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.queries import AllRequestsQuery
-from gateway.usage.record import Record, hashed_reference
+from gateway.usage.record import Record, charge_of, hashed_reference
 from gateway.usage.search import SearchResult
 
 SCANNED: Final = 10_000
@@ -305,7 +306,9 @@ def _charge(record: Record) -> str:
     if not record.charge_micros:
         return f"charged nothing{_cost(record)}"
     source = " (estimated)" if record.usage_source == "estimated" else ""
-    return f"charged {amount(record.charge_micros)}{source}{_split(record)}{_hold(record)}{_cost(record)}"
+    return (
+        f"charged {amount(record.charge_micros)}{source}{_sum(record) or _split(record)}{_hold(record)}{_cost(record)}"
+    )
 
 
 def _hold(record: Record) -> str:
@@ -315,6 +318,24 @@ def _hold(record: Record) -> str:
     if not isinstance(refused, int):
         return grown
     return f"{grown}, the balance did not cover a hold of {amount(refused)} for a further attempt"
+
+
+def _sum(record: Record) -> str:
+    """Return the charge as tokens by prices, where those alone come to it: it may have ended at its hold, or have other parts."""
+    if "input" not in record.price or "capped_micros" in record.price or charge_of(record) != record.charge_micros:
+        return ""
+    price, cached, written = price_from(record.price), record.cached_tokens, record.cache_write_tokens
+    tokens = (
+        (record.prompt_tokens - cached - written, "of input", price.input),
+        (cached, "read from a cache", price.cached_input),
+        (written, "written to one", price.cache_write),
+        (record.completion_tokens, "of output", price.output),
+    )
+    parts = " + ".join(f"{count:,} {kind} x {amount(each)}" for count, kind, each in tokens if count)
+    parts = f"{parts} a million" if parts else ""
+    if price.request:
+        parts = f"{parts} + {amount(price.request)} for the answer".removeprefix(" + ")
+    return f" = {parts}" if price.ratio == 1 else f" = ({parts}) x {price.ratio} of the group"
 
 
 def _split(record: Record) -> str:
