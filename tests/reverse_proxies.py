@@ -56,8 +56,6 @@ def nginx(folder: Path, port: int, gateway_port: int) -> tuple[str, list[str]]:
     """Return the shipped nginx.conf for these ports, and the command that runs it."""
     cert, key, _ = certificates(folder)
     text = (DEPLOY / "nginx.conf").read_text()
-    if version_of("nginx", "-v") < (1, 25):
-        text = text.replace("http2 on;", "").replace("8443 ssl;", "8443 ssl http2;")
     for old, new in {
         "/tmp/": f"{folder}/",
         "8443": f"127.0.0.1:{port}",

@@ -41,8 +41,8 @@ BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     ),  # the operations beside chat completions
     "tests without tests/bench": (
         ("tests",),
-        71_370,
-    ),  # the operations beside chat completions; zero bytes of a full disk; streams ahead of the clock; an attack; charges explained
+        71_420,
+    ),  # the operations beside chat completions; zero bytes of a full disk; streams ahead of the clock; an attack; a dead gateway
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

@@ -233,7 +233,10 @@ def test_the_gateway_decides_before_a_limit_of_nginx_does() -> None:
     assert directives["proxy_http_version"] == "1.1"
     table = (DEPLOY / "README.md").read_text().partition("## Reverse proxies")[2]
     assert [name for name in directives if name.startswith("proxy_") and not _is_told(name, table)] == []
-    assert directives["proxy_buffering"] == directives["proxy_next_upstream"] == directives["gzip"] == "off"
+    assert directives["proxy_buffering"] == directives["gzip"] == "off"
+    assert directives["proxy_next_upstream"] == "error timeout", (
+        "with `non_idempotent`, a request is sent and charged twice"
+    )
     assert "proxy_set_header X-Forwarded-For $remote_addr;" in text, "nothing that a caller sent"
     assert not {"authorization", "$request ", "$args", "$request_body"} & set(re.split(r"['\s]", text.lower()))
 

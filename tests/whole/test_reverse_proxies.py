@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import running
+from tests.cli.processes import free_port
 from tests.patience import wait_until
 from tests.reverse_proxies import AUTHORITY, SHIPPED, ends_cut_streams_as_whole, shipped_proxy
 from tests.whole.conftest import configuration
@@ -118,3 +120,43 @@ async def test_a_caller_that_leaves_is_noticed(
         async with session.post(f"{base}/v1/chat/completions", json=CHAT, headers=headers) as response:
             assert (await response.content.readany()).startswith(EVENT)
         await wait_until(upstream.gone.is_set)
+
+
+def second(name: str, port: int) -> Callable[[str], str]:
+    """Return a change of the shipped file: it has a second gateway, at `port`."""
+    if name == "nginx":
+        return lambda text: text.replace("# server gateway-2:8080;", f"server 127.0.0.1:{port};")
+    return lambda text: re.sub(r"(reverse_proxy 127\.0\.0\.1:\d+)", rf"\1 127.0.0.1:{port}", text)
+
+
+async def test_a_dead_gateway_is_passed_over(
+    name: str, session: aiohttp.ClientSession, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with (
+        FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+        shipped_proxy(name, tmp_path / name, gateway.port, second(name, free_port())) as base,
+    ):
+        headers = {"Authorization": f"Bearer {await gateway.token()}"}
+        failed = 0
+        for _ in range(12):
+            async with session.post(f"{base}/v1/chat/completions", json=CHAT, headers=headers) as response:
+                failed += not (await response.text()).endswith("data: [DONE]\n\n")
+        assert failed <= (name == "caddy"), "Caddy passes over a gateway after the first failure"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_request_that_was_sent_is_not_sent_again(
+    name: str, session: aiohttp.ClientSession, tmp_path: Path, path: str
+) -> None:
+    async with Scripted([Fin]) as dying, Scripted([Fin]) as other:
+        ports = [int(str(server.base_url).rpartition(":")[2].partition("/")[0]) for server in (dying, other)]
+        async with (
+            shipped_proxy(name, tmp_path / name, ports[0], second(name, ports[1])) as base,
+            session.post(f"{base}{path}", json=CHAT) as response,
+        ):
+            error = json.loads(await response.read())["error"]
+            assert (response.status, response.content_type) == (503, "application/json")
+            assert (error["code"], response.headers["Retry-After"]) == ("service_unavailable", "1")
+            assert error["type"] == ("overloaded_error" if path == "/v1/messages" else "server_error")
+        assert len(dying.requests) + len(other.requests) == 1
