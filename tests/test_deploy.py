@@ -359,8 +359,9 @@ def test_what_scales_and_scrapes_the_pods_names_what_there_is() -> None:
     assert monitor["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
     assert pods["metadata"]["labels"][monitor["jobLabel"]] == "sluicegate", "alerts.yaml names this job"
     assert endpoint["port"] in {port["name"] for port in container["ports"]}
-    secrets = [variable["valueFrom"]["secretKeyRef"] for variable in container["env"]]
-    assert endpoint["authorization"]["credentials"] in secrets
+    secrets = {variable["valueFrom"]["secretKeyRef"]["name"] for variable in container["env"]}
+    credentials = endpoint["authorization"]["credentials"]
+    assert (credentials["name"] in secrets, credentials["key"]) == (True, "metrics-token"), "not the admin token"
 
 
 def test_the_ingress_streams_as_the_proxy_of_compose_does() -> None:

@@ -130,7 +130,7 @@ def create(
         str,
         typer.Option(
             metavar="SCOPES",
-            help="What it may do, with commas: read, accounts, tokens, money, channels, admin (these tokens and the audit log).",
+            help="With commas: read, accounts, tokens, money, channels, metrics, admin (these tokens and the audit log).",
         ),
     ],
     expires: ExpiresOption = None,

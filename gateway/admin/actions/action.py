@@ -38,7 +38,10 @@ After = Annotated[
 
 
 class Scope(StrEnum):
-    """What a management token may do. Each is for its own operations alone; `admin` is for management tokens and the audit log."""
+    """What a management token may do. Each is for its own operations alone; `admin` is for management tokens and the audit log.
+
+    `metrics` is for `GET /metrics`, which `read` has, too.
+    """
 
     READ = "read"
     ACCOUNTS = "accounts"
@@ -46,6 +49,7 @@ class Scope(StrEnum):
     MONEY = "money"
     CHANNELS = "channels"
     ADMIN = "admin"
+    METRICS = "metrics"
 
 
 class Arguments(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ from gateway.metrics.exporter import Exporter
 from gateway.usage import gaps, queries
 from gateway.usage.database import GROUPS
 
+METRICS: Final = "/metrics"
 KNOWN: Final = (
     f"Known here: GET /metrics, /usage/live, /usage/summary, and what GET {api.PREFIX}/openapi.json describes."
 )
@@ -85,7 +86,7 @@ class Admin:
         """Return the application with all routes."""
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
-        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get(METRICS, self._metrics)
         application.router.add_get(LIVE, self._follow)
         application.router.add_get("/usage/summary", self._summary)
         if self._client_of is not None:
@@ -107,8 +108,9 @@ class Admin:
                 authorization = request.headers.get("Authorization", "")
                 request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
                 note_known(request)
-                if not request.path.startswith(api.PREFIX) and Scope.READ not in actor.scopes:
-                    raise Refused(403, "scope_missing", "This needs the scope `read`.")
+                scopes = {Scope.READ, Scope.METRICS} if request.path == METRICS else {Scope.READ}
+                if not request.path.startswith(api.PREFIX) and not scopes & actor.scopes:
+                    raise Refused(403, "scope_missing", f"This needs the scope `{min(scopes)}`.")
             return await handler(request)
         except Refused as refused:
             return error_response(request, refused)

@@ -13,12 +13,13 @@ import pytest
 from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
+from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import run, serving
 from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.gaps import Gap, Reading, save
-from tests.admin.http.conftest import TOKEN, Client, ClientWith
+from tests.admin.http.conftest import TOKEN, Client, ClientWith, call
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, soon
 from tests.records import arrival, end
@@ -64,6 +65,22 @@ async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
             assert (response.status, (await response.json())["error"]["code"]) == (401, "token_invalid")
     async with client.get("/healthz") as response:
         assert await response.text() == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("scope", "statuses"),
+    [("metrics", [200, 403, 403]), ("read", [200, 200, 403]), ("money", [403, 403, 403])],
+)
+async def test_a_token_for_metrics_reads_nothing_else(
+    api: Client, tokens: ManagementTokens, scope: str, statuses: list[int]
+) -> None:
+    _, token = await tokens.create("prometheus", [scope], None, "test")
+    found = []
+    for path in ("/metrics", "/usage/summary", "/api/v1/management-tokens"):
+        async with api.get(path, headers={"Authorization": f"Bearer {token}"}) as response:
+            found.append(response.status)
+    assert found == statuses
+    assert (await call(api, "GET", "/accounts", token=token))[0] == (200 if scope == "read" else 403)
 
 
 async def test_unknown_paths_and_methods_have_the_shape_of_all_errors(client: Client) -> None:
