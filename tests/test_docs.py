@@ -26,7 +26,11 @@ from tests.test_architecture import layer_of, package_of
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "gateway/request.svg"
-DOCUMENTS = ("README.md", "gateway/README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
+GUIDES = tuple(f"gateway/docs/{path.name}" for path in sorted((ROOT / "gateway/docs").glob("*.md")))
+DOCUMENTS = (
+    *("README.md", *GUIDES, "gateway/README.md", "plugins/README.md", "deploy/README.md"),
+    *("tests/bench/README.md", "tests/bench/PROFILE.md"),
+)
 CORE_ALONE = {
     "texts",
     "answer_tier",
@@ -201,23 +205,29 @@ def codes(tree: ast.AST) -> set[str]:
     }
 
 
-def test_every_error_code_is_in_the_readme() -> None:
+def test_the_readme_is_short_and_a_guide_has_one_subject() -> None:
+    lines = {file: len((ROOT / file).read_text().splitlines()) for file in ("README.md", *GUIDES)}
+    assert {file: count for file, count in lines.items() if count > (150 if file == "README.md" else 200)} == {}
+    assert [file for file in GUIDES if f"({file})" not in (ROOT / "README.md").read_text()] == []
+
+
+def test_every_error_code_is_in_the_guide_for_callers() -> None:
     sources = [*(ROOT / "gateway").rglob("*.py"), *(ROOT / "plugins").glob("*.py")]
     found = set().union(*(codes(ast.parse(source.read_text())) for source in sources))
     assert {"token_missing", "model_not_found", "upstream_unreachable", "service_unavailable"} <= found
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "gateway/docs/callers.md").read_text()
     assert sorted(code for code in found if f"`{code}`" not in text) == []
 
 
-def test_every_command_and_subcommand_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_every_command_and_subcommand_is_in_the_guide() -> None:
+    text = (ROOT / "gateway/docs/commands.md").read_text()
     command = typer.main.get_command(program())
     for name, noun in command.commands.items():  # type: ignore[attr-defined]
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `gateway {name}`")]
         assert [verb for verb in getattr(noun, "commands", ()) if verb not in row] == []
 
 
-@pytest.mark.parametrize("file", ["README.md", "plugins/README.md", "deploy/README.md"])
+@pytest.mark.parametrize("file", ["README.md", "gateway/docs/money.md", "plugins/README.md", "deploy/README.md"])
 def test_the_commands_in_a_document_exist_with_their_options(file: str) -> None:
     text = "\n".join(blocks(file, "sh")).replace("\\\n", " ")
     lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]

@@ -22,7 +22,7 @@ from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
 
 NOW: Final = datetime.now(UTC)
-README: Final = Path(__file__).parent.parent.parent / "README.md"
+README: Final = Path(__file__).parent.parent.parent / "gateway/docs/callers.md"
 TODAY: Final = f"{NOW:%Y-%m-%d}"
 OPERATORS: Final = {"channel", "attempts", "upstream_usage", "cost_micros", "margin_micros", "cost_price", "reference"}
 

@@ -39,7 +39,7 @@ OPENING = 5_000_000
 BOUNDED = ", max_response_bytes: 200000"
 SHORT_TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1, write_stall: 0.2}"
 """Short timers, only for requests that a timeout must end: on a busy machine they would end other requests too."""
-README = Path(__file__).parent.parent.parent / "README.md"
+README = Path(__file__).parent.parent.parent / "gateway/docs/callers.md"
 
 
 class Scenario:
@@ -458,7 +458,7 @@ async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path
 
 
 def documented() -> Iterator[str]:
-    """Yield the codes of the README's error table."""
+    """Yield the codes of the error table of callers.md."""
     for line in README.read_text().splitlines():
         if re.match(r"\| [45]\d\d", line):
             yield from re.findall(r"`(\w+)`", line.split("|")[2])
