@@ -11,6 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.string cimport memchr, memcmp, memcpy
 
+from gateway.chat import tokens
 from gateway.chat._plain cimport is_plain
 
 cdef extern from "<string.h>" nogil:
@@ -26,6 +27,7 @@ cdef object BODY
 cdef object BUFFER
 cdef const char* READ
 cdef Py_ssize_t LONGEST
+cdef Py_ssize_t LARGE = tokens.LARGE
 cdef const char* DIGITS = b"0123456789abcdef"
 
 
@@ -88,7 +90,7 @@ cdef class EventPass:
     cdef bint _in_chunk, _line_ended, _ready
     cdef tuple _secrets
     cdef object _relay, _caller, _exchange, _events, _output, _ended, _now, _write
-    cdef Py_ssize_t _received, _max_received, _count, _bytes, _output_events, _output_bytes, _next_sample, _large, _shortest
+    cdef Py_ssize_t _received, _max_received, _count, _bytes, _output_events, _output_bytes, _next_sample, _shortest
     cdef double _longest_gap
 
     def __cinit__(self, *args, **kwargs):
@@ -146,7 +148,7 @@ cdef class EventPass:
     cdef bint _read_output(self):
         output = self._output
         self._output_events, self._output_bytes = output.events, output.bytes
-        self._next_sample, self._large = output._next, output._large
+        self._next_sample = output._next
 
     cdef bint _pass_on(self, const char* data, const char* end):
         cdef const char* at = data
@@ -179,7 +181,7 @@ cdef class EventPass:
         self._relay._received = self._received
         self._count += events
         self._events.events = self._count
-        if body > self._large or self._output_events + events > self._next_sample:
+        if body > LARGE or self._output_events + events > self._next_sample:
             self._output.add(chunk[len(chunk) - body - 2 : len(chunk) - 2], events)
             self._read_output()
         else:
