@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from gateway.alerts.alerts import Alerts
-from gateway.base import ids
 from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.ids import Clock
 from gateway.base.log import Logger, place_of
 from gateway.config.schema import Config
 from gateway.domain.budgets import Calendar
@@ -53,16 +53,6 @@ Window = Literal["day", "week", "month"]
 REMEMBERED_S: Final = 1.0
 """How long a sum is used again: one query a second for each account, however many requests it sends."""
 MAX_REMEMBERED: Final = 10_000
-
-
-class Clock(Protocol):
-    """The time. Tests replace it."""
-
-    def time(self) -> float:
-        """Return UTC as seconds since 1970."""
-
-    def monotonic(self) -> float:
-        """Return seconds that never jump, for durations."""
 
 
 class Store:
@@ -209,23 +199,13 @@ class Services:
         await self._work.close()
 
 
-class SystemClock:
-    """The clock of the machine, or of the store where these differ: see `gateway.base.ids`."""
-
-    def time(self) -> float:
-        return ids.now_ms() / 1000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
 def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = None) -> Services:
     """Return the services that one configuration's plugins share. Without `own_metrics`, their metrics are not exported."""
     return Services(
         name="gateway",
         store=store,
         redis=store.client,
-        clock=SystemClock(),
+        clock=Clock(),
         log=Logger("gateway.plugin"),
         catalogue=Catalogue(config),
         own_metrics=own_metrics,
