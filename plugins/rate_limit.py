@@ -215,14 +215,7 @@ class RateLimit(Plugin):
     async def _retry(self) -> None:
         while self._pending:
             try:
-                oldest = self._pending[0]
-                await self._limits.give_back(
-                    oldest.account,
-                    oldest.request_id,
-                    scope=self._scope,
-                    tokens=oldest.tokens,
-                    token_id=oldest.token_id,
-                )
+                await self._limits.run(self._give_back(self._pending[0]))
             except StoreAway:
                 return
             except StoreError as error:
