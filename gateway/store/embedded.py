@@ -2,7 +2,8 @@
 
 1. **At most one server per directory.** The server process itself holds the directory's lock while it runs. The kernel
    releases the lock however the server ends, and no second server starts beside a frozen one.
-2. **A start never loses data.** It removes what a crash left: a stale socket, an incomplete last command in the append-only file.
+2. **A start never loses data.** It removes what a crash left: a stale socket, an incomplete last command in the append-only file,
+   zero bytes of a full disk between its commands (`gateway.store.zero_bytes`).
    Files that are missing or damaged are an error. The server itself begins with an empty store, or with a part of the data, where
    its manifest or its base file is missing or cut: these are found here, before it starts.
 3. **The server ends with its parent process.** On Linux the kernel signals it when the *thread* that started it ends: call
@@ -33,6 +34,8 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.base.errors import GatewayError, Misconfigured, cannot_use
+from gateway.base.log import Logger
+from gateway.store import zero_bytes
 
 MAX_SOCKET_PATH_BYTES: Final = 103
 """Bytes. With the final zero, macOS allows 104 and Linux 108."""
@@ -54,6 +57,8 @@ SETTINGS: Final = (
 TIMEOUT_S: Final = 0.5
 
 _REPLIES: Final = re.compile(rb"(\+PONG|-LOADING|-MISCONF)[^\n]*\n\$(\d+)\r\n")
+
+log = Logger("gateway.store.embedded")
 
 FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "appendonly.aof.manifest"
@@ -174,7 +179,10 @@ class StoreStart:
         if self._process is None and _try_lock(self._lock.fileno()):
             self._spawn()
         if self._process is not None and (code := self._process.poll()) is not None:
-            raise failure(self._data, code, self._logged())
+            logged = self._logged()
+            if not self._mended(logged):
+                raise failure(self._data, code, logged)
+            self._spawn()
         now, answer = time.monotonic(), ask(self._path)
         idle = "" if self._process else "waiting for the process that has the store"
         self.progress = answer.progress or idle if answer else idle
@@ -205,6 +213,17 @@ class StoreStart:
             os.close(log)
             self._process = _spawn(self._data, self._path, self._lock.fileno())
         self._heard = time.monotonic()
+
+    def _mended(self, logged: str) -> bool:
+        """Return whether zero bytes were removed from the file that the server could not load."""
+        if (bad := _BAD_FORMAT.search(logged)) is None:
+            return False
+        file = self._data / FOLDER / bad[1]
+        with _in(self._data):
+            removed = zero_bytes.remove(file)
+        if removed:
+            log.error("store_file_mended", file=str(file), zero_bytes=removed, before=f"{file.name}{zero_bytes.KEPT}")
+        return removed > 0
 
     def _started(self, answer: ServerStatus) -> EmbeddedStore:
         if self._process and not self._lock.tell():

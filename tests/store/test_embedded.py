@@ -254,11 +254,11 @@ def garbled(path: Path) -> None:
     path.write_bytes(data)
 
 
-def with_zero_bytes(path: Path) -> None:
-    """Write zero bytes between two commands, as a full disk leaves them in the file that follows a rewrite."""
+def with_bytes_between_commands(path: Path, added: bytes = bytes(50)) -> None:
+    """Write bytes between two commands: zero bytes, as a full disk leaves them in the file that follows a rewrite."""
     data = path.read_bytes()
     at = data.index(b"*3", len(data) // 2)
-    path.write_bytes(data[:at] + bytes(50) + data[at:])
+    path.write_bytes(data[:at] + added + data[at:])
 
 
 def with_garbage(path: Path) -> None:
@@ -272,10 +272,6 @@ def in_its_place(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage in the last file": (lambda data: garbled(files(data, "*.incr.aof")), r"Bad file format .*\.incr\.aof"),
-    "zero bytes in the last file": (
-        lambda data: with_zero_bytes(files(data, "*.incr.aof")),
-        r"Bad file format .*`valkey-check-aof --fix \S+/appendonlydir/\S+\.incr\.aof`",
-    ),
     "garbage after the last file": (
         lambda data: with_garbage(files(data, "*.incr.aof")),
         r"Bad file format .*\.incr\.aof",
@@ -310,7 +306,7 @@ async def test_files_that_are_damaged_or_missing_are_one_line_that_only_a_person
 
 async def test_the_tool_that_the_error_names_keeps_what_is_before_the_damage(start: Starts, tmp_path: Path) -> None:
     await filled(start, tmp_path / "data")
-    with_zero_bytes(files(tmp_path / "data", "*.incr.aof"))
+    with_bytes_between_commands(files(tmp_path / "data", "*.incr.aof"), b"\xa5" * 50)
     with pytest.raises(Misconfigured, match="valkey-check-aof") as raised:
         start(tmp_path / "data")
     command = str(raised.value).split("`")[1].split()
@@ -322,6 +318,23 @@ async def test_the_tool_that_the_error_names_keeps_what_is_before_the_damage(sta
     store = start(tmp_path / "data")
     found = [await ask(store, "GET", key) for key in ("key 499", "late 0", "late 9")]
     assert found == [b"x" * 100, b"x" * 10, None]
+
+
+@pytest.mark.parametrize("cut", [0, 7])
+async def test_zero_bytes_between_commands_are_removed_and_the_file_as_it_was_is_kept(
+    start: Starts, tmp_path: Path, cut: int
+) -> None:
+    await filled(start, tmp_path / "data")
+    file = files(tmp_path / "data", "*.incr.aof")
+    os.truncate(file, file.stat().st_size - cut)  # a kill may cut the last command
+    whole = file.read_bytes()
+    with_bytes_between_commands(file)
+    damaged = file.read_bytes()
+    store = start(tmp_path / "data")
+    last = None if cut else b"x" * 10
+    assert [await ask(store, "GET", key) for key in ("key 499", "late 0", "late 9")] == [b"x" * 100, b"x" * 10, last]
+    assert (tmp_path / "data" / f"{file.name}.with-zero-bytes").read_bytes() == damaged
+    assert cut or file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["store.lock", "store.sock", "store.log"])
