@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gateway.domain.reply import Reply
     from gateway.operations.operation import Operation
     from gateway.store.accounts import AccountStatus
-    from gateway.store.circuit_breaker import AccountHealth, ChannelHealth
+    from gateway.store.circuit_breaker import AccountBreaker, ChannelBreaker
     from gateway.store.client.client import Script
     from gateway.store.client.steps import Step
     from gateway.store.limits import Limited, Taken, TokenLimits
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MICROS",
-    "AccountHealth",
+    "AccountBreaker",
     "AccountLimits",
     "AccountStatus",
     "Alerts",
@@ -65,7 +65,7 @@ __all__ = [
     "Caller",
     "Candidate",
     "Catalogue",
-    "ChannelHealth",
+    "ChannelBreaker",
     "ChatRequest",
     "CircuitBreaker",
     "Clock",
@@ -131,7 +131,7 @@ _PLACES = {
     "gateway.domain.prices": "Price",
     "gateway.domain.reply": "Reply",
     "gateway.store.accounts": "AccountStatus",
-    "gateway.store.circuit_breaker": "AccountHealth ChannelHealth",
+    "gateway.store.circuit_breaker": "AccountBreaker ChannelBreaker",
     "gateway.store.client.client": "Script",
     "gateway.store.client.steps": "Step",
     "gateway.store.limits": "Limited Taken TokenLimits",

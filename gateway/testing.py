@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.base.ids import Clock
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.plugin import Plugin
@@ -146,7 +146,7 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
                 store=store,
                 redis=store.client,
                 clock=FixedClock(),
-                log=Logger("gateway.plugin"),
+                log=log,
                 catalogue=Catalogue(settings),
             )
             try:

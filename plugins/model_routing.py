@@ -8,10 +8,10 @@ from functools import partial
 from hashlib import blake2b
 
 from gateway import (
-    AccountHealth,
+    AccountBreaker,
     Caller,
     Candidate,
-    ChannelHealth,
+    ChannelBreaker,
     Exchange,
     Plugin,
     Refused,
@@ -38,7 +38,7 @@ class ModelRouting(Plugin):
     async def start(self, services: Services) -> None:
         """Take the catalogue, and start to follow the health of its channels."""
         self.catalogue = services.catalogue
-        self.health = ChannelHealth(services.store.channels, services.catalogue.channels)
+        self.health = ChannelBreaker(services.store.channels, services.catalogue.channels)
         await self.health.start()
 
     async def stop(self) -> None:
@@ -59,7 +59,7 @@ class ModelRouting(Plugin):
         if not tiers:
             raise self._elsewhere(caller, model)
         candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
-        exchange[Route] = Route(candidates, AccountHealth(self.health, caller.account))
+        exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account))
 
     def _elsewhere(self, caller: Caller, model: str) -> Refused:
         served = " and ".join(f"POST /v1{path}" for path in self.catalogue.paths(model, caller.group))

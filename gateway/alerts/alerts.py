@@ -19,7 +19,7 @@ import msgspec
 from gateway.alerts import event
 from gateway.alerts.event import Event, EventClaim, Outbox
 from gateway.base.amounts import MICROS
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import AlertSettings
 from gateway.store.channels import Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
@@ -31,8 +31,6 @@ REPEAT_S: Final = 300.0
 """How long what was noted is not noted again. An account that recovered and is low again may be noticed so much later."""
 UP_AFTER_S: Final = 10.0
 """How long a channel must work until it is up again: one that fails again and again is not an event each time."""
-
-log = Logger("gateway.alerts.alerts")
 
 
 class Alerts:

@@ -44,7 +44,7 @@ from gateway.alerts import event
 from gateway.alerts.event import DueEvent, Event, Outbox, OutboxEntry
 from gateway.alerts.signature import sign
 from gateway.base.errors import GatewayError, StoreAway
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 AT_ONCE: Final = 8
 LEASE_S: Final = 30.0
@@ -57,8 +57,6 @@ LONGEST_S: Final = 3600.0
 GIVEN_UP_AFTER_S: Final = 86_400.0
 MAX_OWN: Final = 20
 """Events about the store that wait in memory."""
-
-log = Logger("gateway.alerts.sender")
 
 CONNECT_S: Final = 5.0
 TOTAL_S: Final = 10.0

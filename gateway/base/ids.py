@@ -13,9 +13,7 @@ from typing import Final
 
 from uuid_utils import uuid7
 
-from gateway.base.log import Logger
-
-log = Logger("gateway.base.ids")
+from gateway.base.log import log
 
 LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: no later time is written."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from typing import Any, Final, cast
 
 from gateway.base.errors import GatewayError, Misconfigured, Refused
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.end_hooks import may_fail_over, run_end_hooks
 from gateway.chain.entry import Entry, api_of, describe_error, is_cancellation, may_answer, origin_of
 from gateway.chain.plugin import PLUGIN_API
@@ -24,8 +24,6 @@ from gateway.domain.facts import Route
 from gateway.domain.reply import Reply
 from gateway.operations.operation import Operation
 from gateway.store.client.client import Client
-
-log = Logger("gateway.chain")
 
 Hook = Callable[..., None]
 

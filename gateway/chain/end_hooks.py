@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.entry import Entry, is_cancellation, origin_of
 from gateway.domain.exchange import Exchange
 from gateway.store.client.client import Client
 from gateway.store.client.steps import Reply, Step, error_in, in_one_slot, planned, ran, submit
-
-log = Logger("gateway.chain")
 
 NOT_ITS_OUTCOME: Final = "it assigned `exchange.outcome`, which only the gateway sets"
 Planned = tuple[Entry, Step]

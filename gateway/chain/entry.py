@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Final, Literal
 
 from gateway.base.errors import Misconfigured
-from gateway.base.log import Logger, place_of
+from gateway.base.log import log, place_of
 from gateway.chain.plugin import Plugin
 from gateway.chain.services import Services
 from gateway.domain.exchange import Exchange
@@ -170,7 +170,7 @@ def origin_of(error: BaseException, plugin: str = "", hook: str = "") -> dict[st
     return {name: value for name, value in found.items() if value}
 
 
-def note_failure(log: Logger, event: str, exchange: Exchange, error: BaseException) -> None:
+def note_failure(event: str, exchange: Exchange, error: BaseException) -> None:
     """Log a failure that ends an exchange, with where it comes from, and name its plugin in the record."""
     where = origin_of(error, exchange.refused_by)
     exchange.refused_by = where.get("plugin", "")

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 from gateway.base.errors import Misconfigured
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry, api_of, describe_error, wrong_facts, wrong_hooks
 from gateway.chain.plugin import PLUGIN_API, Plugin
@@ -20,8 +20,6 @@ from gateway.config.schema import Loaded
 ENTRY_POINTS = "gateway.plugins"
 _found: dict[str, EntryPoint] = {}
 """The plugins with a short name, as last read. A reload need not read them again: a changed one needs a restart in any case."""
-
-log = Logger("gateway.loading")
 
 
 def installed() -> dict[str, EntryPoint]:

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any
 
 from gateway.base.errors import GatewayError, Refused, StoreAway
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.entry import Entry, is_cancellation, origin_of, place_of_hook
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.client.steps import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, retried, run_steps
-
-log = Logger("gateway.chain")
 
 
 class PlanAgain(Exception):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from gateway.alerts.alerts import Alerts
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.ids import Clock
-from gateway.base.log import Logger, place_of
+from gateway.base.log import log, place_of
 from gateway.config.schema import Config
 from gateway.domain.budgets import Calendar
 from gateway.domain.catalogue import Catalogue
@@ -38,7 +38,6 @@ from gateway.usage.sums import Selected, grouped
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
-
 
 MAX_TASKS: Final = 16
 """Repeated functions of one plugin."""
@@ -247,7 +246,7 @@ def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = N
         store=store,
         redis=store.client,
         clock=Clock(),
-        log=Logger("gateway.plugin"),
+        log=log,
         catalogue=Catalogue(config),
         own_metrics=own_metrics,
     )

@@ -145,7 +145,6 @@ class FieldNames:
         self.unpriced = frozenset(unpriced)
         self.folded = {fold(name): name for name in (*checked, *remedies, *self.unpriced)}
 
-
 CHAT: Final = FieldNames(CHECKED, COMMON, REMEDIES, UNPRICED)
 
 

@@ -220,7 +220,6 @@ class PartTokens(msgspec.Struct, frozen=True):
     file: int = FILE_TOKENS
     added: int = 0
 
-
 DEFAULTS: Final = PartTokens()
 
 

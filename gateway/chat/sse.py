@@ -141,7 +141,6 @@ class Chunk(msgspec.Struct, frozen=True):
     id: bytes = b"null"
     service_tier: str = ""
 
-
 TEXT: Final = Chunk()
 """An event without any of this."""
 

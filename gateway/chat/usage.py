@@ -68,7 +68,6 @@ class Counts(msgspec.Struct, frozen=True):
     cost_micros: int | None = None
     text: bytes = b""
 
-
 NONE: Final = Counts()
 
 

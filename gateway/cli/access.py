@@ -115,7 +115,6 @@ def account_link(
         api = address_of_pages(settings.portal or settings.admin)
     print_link(made, api, as_json)
 
-
 TOKEN_COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")
 
 management_tokens = typer.Typer(
@@ -235,7 +234,6 @@ def _cells(token: ManagementToken, zone: tzinfo) -> tuple[str, ...]:
         shown(token.expires_at, zone),
         token.made_by,
     )
-
 
 AUDIT_COLUMNS = ("at", "actor", "operation", "target", "outcome", "changed")
 

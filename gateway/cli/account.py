@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from gateway.store.accounts import Account
     from gateway.store.money.ledger import Line
 
-
 PAGE: Final = 1000
 """Accounts or lines of a ledger that are asked for at once."""
 
@@ -333,7 +332,6 @@ def _note(booked: Booked) -> None:
     if booked.booked_before:
         typer.echo(f"The transaction `{booked.transaction}` was booked before: nothing was changed.", err=True)
 
-
 OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
 """Columns that are left out where the terminal has no room, the first one first."""
 
@@ -405,7 +403,6 @@ def print_accounts(accounts: Sequence[Account]) -> None:
         optional=OPTIONAL,
         empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00",
     )
-
 
 ARCHIVED: Final = "archived"
 

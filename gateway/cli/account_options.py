@@ -56,7 +56,6 @@ TRANSACTION_OPTION: Final = typer.Option(
 )
 TransactionOption = Annotated[str, TRANSACTION_OPTION]
 
-
 WINDOWS: Final = Budgets.__struct_fields__
 NONE: Final = "none"
 

@@ -152,7 +152,6 @@ async def zone_at(client: ActionClient) -> tzinfo:
 
     return time_zone((await served.read_config(client)).time_zone)
 
-
 EXTERNAL: Final = "ext:"
 """What stands before an external id where a command takes an account's id."""
 

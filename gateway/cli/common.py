@@ -217,7 +217,6 @@ def refuse(text: str, kind: str = "refused") -> typer.Exit:
     """Print an error on standard error, and return the exit with the code of its kind, to be raised."""
     return failed(text, kind)
 
-
 PAUSE_S: Final = 0.1
 """Between two changes of the line."""
 _ERASE: Final = "\r\x1b[K"

@@ -132,7 +132,6 @@ async def _store_notes(loaded: Loaded, url: str, source: PepperSource) -> list[s
             refuse_database(loaded.document, error)
             raise
 
-
 LONGEST: Final = 60
 """Characters of a value that is shown."""
 
@@ -291,7 +290,6 @@ def _short(value: object) -> str:
         else str(msgspec.to_builtins(list(value) if isinstance(value, tuple) else value))
     )
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
 
 AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")
 """The terms of a price that are amounts in micros."""

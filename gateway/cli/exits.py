@@ -22,7 +22,6 @@ from gateway.base.text import shown
 if TYPE_CHECKING:
     from gateway.base.errors import GatewayError
 
-
 EXIT_CODES: Final = {
     "refused": (1, "refused, or a check found something wrong"),
     "misconfigured": (2, "wrong usage or a wrong configuration"),

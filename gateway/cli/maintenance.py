@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from gateway.chain.services import Store
     from gateway.config.schema import AlertSettings, Config
 
-
 SHOWN = 100
 
 alerts = typer.Typer(no_args_is_help=True, help="Send a test to the webhook (test), and show what waits for it (list).")
@@ -236,7 +235,6 @@ def _cells(gateway: PeerGateway, own: str) -> list[object]:
     values = _fields(gateway, own)
     gaps = "; ".join(str(gap) for gap in gateway.about.gaps) or "-"
     return [*(values[name] for name in ("name", "host", "heard_at", "state", "behind_s", "files")), gaps]
-
 
 LONGEST_S: Final = 365 * 86_400
 

@@ -40,7 +40,6 @@ def serve(
     gc.set_threshold(*DEFAULT_THRESHOLDS)
     run(found(config), workers)
 
-
 FILES: Final = {
     "pepper": "what tokens are checked with: keep a copy, without it every token is void",
     "store.lock": "the embedded store",

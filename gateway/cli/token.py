@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from gateway.admin.actions.tokens import ChangedToken, MadeToken
     from gateway.store.tokens import Token
 
-
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
@@ -311,7 +310,6 @@ def delete(
     else:
         typer.echo(f"Deleted `{token_id}`.")
 
-
 NEVER: Final = "none"
 LATEST_S: Final = round(datetime(9000, 1, 1, tzinfo=UTC).timestamp())
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?")
@@ -376,7 +374,6 @@ ExpiresOption = Annotated[
         "A date alone is its first moment.",
     ),
 ]
-
 
 COLUMNS: Final = (
     *("id", "name", "status", "created", "expires", "last used (hour)"),

@@ -324,7 +324,6 @@ def _plain(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return printable(text)
 
-
 COLUMNS: Final = (
     *("arrived (UTC)", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),
 )

@@ -108,7 +108,6 @@ class Fixed(Mapping[str, Value]):
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{name}: ...' for name in self)}}}"
 
-
 NOTHING: Final[Fixed[Any]] = Fixed({})
 
 ServedOperation = Literal[
@@ -149,7 +148,6 @@ class CredentialPlace(NamedTuple):
 
     way: str
     name: str
-
 
 BEARER: Final = CredentialPlace("bearer", "Authorization")
 

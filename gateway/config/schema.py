@@ -366,7 +366,6 @@ def _check_tiers(tiers: Sequence[Tier], service_tiers: Mapping[str, Decimal] | N
         if not (is_amount(factor, 1000) and factor):
             raise ValueError("service_tiers have factors above 0, 1000 at most, with at most six decimals")
 
-
 SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}
 
 

@@ -54,7 +54,6 @@ class Budgets(
             if value is not None and not 1 <= value <= LARGEST_BUDGET:
                 raise ValueError(f"the budget {name} must be from 1 to {LARGEST_BUDGET}; leave it out for no budget")
 
-
 NO_LIMITS: Final = AccountLimits()
 NO_BUDGETS: Final = Budgets()
 

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
 
-from gateway.fake_upstream.answer import DONE, Completion, error, refusal
+from gateway.fake_upstream.completion import DONE, Completion, error, refusal
 
 Answer = Callable[[Completion], Awaitable[web.StreamResponse]]
 Send = Callable[[Completion, EventSourceResponse], Awaitable[None]]

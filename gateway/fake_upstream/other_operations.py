@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 
-from gateway.fake_upstream.answer import DONE, ChatBody, ChatMessage, Completion, error, refusal
+from gateway.fake_upstream.completion import DONE, ChatBody, ChatMessage, Completion, error, refusal
 from gateway.fake_upstream.modes import REFUSALS
 
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}

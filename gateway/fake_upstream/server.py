@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from gateway.fake_upstream.answer import ChatBody, Completion, error, refusal
+from gateway.fake_upstream.completion import ChatBody, Completion, error, refusal
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
 from gateway.fake_upstream.other_operations import (
     GivenTexts,

@@ -97,7 +97,6 @@ FAMILIES: Final[dict[str, Family]] = {
     "children_died": Family("counter", "Child processes that ended unexpectedly and were started again.", ("kind",)),
 }  # fmt: skip
 
-
 STARTED: Final[tuple[Key, ...]] = (
     ("internal_errors",),
     ("admin_tokens_refused",),

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 Key = tuple[str, ...]
 Numbers: TypeAlias = "memoryview[float]"
@@ -29,8 +29,6 @@ _HEAD: Final = struct.Struct("<II")
 """Before each key, which is padded to eight bytes: its length, and how many numbers follow."""
 _USED: Final = struct.Struct("<Q")
 """At the start: the bytes used after it."""
-
-log = Logger("gateway.metrics.shared")
 
 OTHER: Final = "other"
 """Label of models, channels and codes that have no series of their own."""

@@ -35,7 +35,6 @@ class _Event(TypedEvent):
     delta: msgspec.Raw = NULL
     usage: msgspec.Raw = NULL
 
-
 NO_EVENT: Final = _Event()
 _event = msgspec.json.Decoder(_Event)
 _message = msgspec.json.Decoder(_Message)

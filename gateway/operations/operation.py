@@ -45,7 +45,6 @@ class Operation(StrEnum):
     REQUESTS = "requests"
     MISDIRECTED = "misdirected"
 
-
 SERVED: Final = {operation: operation.wire for operation in Operation if operation.wire is not None}
 """The operations of upstreams."""
 

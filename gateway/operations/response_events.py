@@ -31,7 +31,6 @@ class _Event(TypedEvent):
     delta: msgspec.Raw = NULL
     sequence_number: msgspec.Raw = NULL
 
-
 NO_EVENT: Final = _Event()
 _event = msgspec.json.Decoder(_Event)
 _response = msgspec.json.Decoder(_Response)

@@ -59,7 +59,6 @@ class Ending(msgspec.Struct, frozen=True):
     method: str = "POST"
     path: str = "/v1/chat/completions"
 
-
 COMPLETED: Final = Ending("the answer was complete", Outcome.COMPLETED, len(CHUNKS))
 INCOMPLETE: Final = (
     Ending("a plugin below refused", Outcome.REFUSED),

@@ -22,7 +22,7 @@ from aiohttp import ClientError
 
 from gateway.base import crash_points
 from gateway.base.errors import Refused, unavailable
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.chain import Chain
 from gateway.chat.answers import Response, WholeAnswer
 from gateway.chat.request import Body, BodyPart
@@ -41,8 +41,6 @@ from gateway.proxy.pool import Endpoint, UpstreamPool
 from gateway.proxy.relay import Gathering, Relay
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
 from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
-
-log = Logger("gateway.proxy.attempt")
 
 CHUNKS: Final = "a stream of chat completion chunks"
 

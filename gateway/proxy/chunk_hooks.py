@@ -18,15 +18,13 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.entry import origin_of
 from gateway.chat.events import END, EventStream, WatchedEvents, whole_up_to
 from gateway.chat.sse import QUOTE, whole_events
 from gateway.chat.tokens import ALL
 from gateway.domain.exchange import Exchange, Outcome
 from gateway.proxy import failure
-
-log = Logger("gateway.proxy.chunk_hooks")
 
 ChunkHook = Callable[[Exchange, bytes], None]
 Named = tuple[str, ChunkHook]
@@ -187,7 +185,6 @@ class Incomplete(msgspec.Struct, frozen=True):
     def error(self) -> Refused:
         """Return the error for the event."""
         return Refused(500, self.code, self.message, type=self.type)
-
 
 INCOMPLETE: Final = {
     EndReason.UPSTREAM: Incomplete(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry, is_cancellation, note_failure
 from gateway.chat.answers import WholeAnswer
@@ -34,7 +34,6 @@ END_LIMIT_S: Final = 5.0
 GIVE_UP_TRIES: Final = 2
 GIVE_UP_S: Final = 1.5
 
-log = Logger("gateway.proxy.lifecycle")
 
 LocalHandler = Callable[[Exchange], Awaitable[Reply]]
 """Answers an exchange that needs no upstream."""
@@ -176,7 +175,7 @@ def _log(exchange: Exchange, error: BaseException) -> None:
         event = "store_error" if isinstance(error, StoreError) else "internal_error"
         log.error(event, request_id=exchange.id, by=exchange.refused_by, reason=str(error))
     else:
-        note_failure(log, "internal_error", exchange, error)
+        note_failure("internal_error", exchange, error)
 
 
 def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) -> None:

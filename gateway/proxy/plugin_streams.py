@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from gateway.base.errors import Refused, unavailable
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.entry import is_cancellation, origin_of
 from gateway.chat.answers import WholeAnswer
 from gateway.chat.events import ReplyEvents
@@ -41,7 +41,6 @@ LIMITS: Final = Channel(
 )
 """Where the relay of an upstream reads the limits of a channel: a plugin may pause, and its answer may have any size."""
 
-log = Logger("gateway.proxy.reply_stream")
 
 Responses = Sequence[NamedResponse]
 

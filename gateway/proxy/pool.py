@@ -24,7 +24,7 @@ from weakref import WeakSet
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
 from yarl import URL
 
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
 from gateway.chat.usage import Pace
@@ -50,8 +50,6 @@ _COMMON: Mapping[str, str] = {
 
 MAX_ACCOUNTS: Final = 64
 """Accounts for which one credential is set aside at the same time; the earliest is forgotten first."""
-
-log = Logger("gateway.proxy.credentials")
 
 
 class UpstreamPool:

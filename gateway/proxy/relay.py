@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.base import crash_points
-from gateway.base.log import Logger
 from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
@@ -38,8 +37,6 @@ MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
 USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
-
-log = Logger("gateway.proxy.relay")
 
 
 class RelayState(Enum):

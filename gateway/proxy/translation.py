@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gateway.base.errors import Refused, render
-from gateway.base.log import Logger, place_of
+from gateway.base.log import log, place_of
 from gateway.chain.chain import provider_of
 from gateway.chain.entry import error_text
 from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect, unsupported
@@ -39,7 +39,6 @@ _encoder: Final = msgspec.json.Encoder()
 MAX_DELTAS: Final = 10_000
 """Deltas that a reader may give for one event: a reader without end would stop the worker."""
 
-log = Logger("gateway.proxy.dialect_calls")
 
 _DELTA_TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "id": (str, "a string"),

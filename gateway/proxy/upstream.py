@@ -30,7 +30,6 @@ from gateway.proxy.scheduler import Turns
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
-
 AIOHTTP_ATTRIBUTES: Final = ("transport", "protocol", "release", "close")
 """Of `aiohttp.connector.Connection`, as read in 3.14.5: the socket's transport, aiohttp's own protocol for it, and the two ways
 to give it back to the pool.

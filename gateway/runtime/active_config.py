@@ -25,7 +25,7 @@ from gateway.alerts.signature import secrets_of
 from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.base.forked import Forked, plain, write_line
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain import loading
 from gateway.chain.chain import START_LIMIT_S, Chain, warnings
 from gateway.chain.checks import Exposure, exposure_of, mistakes
@@ -43,8 +43,6 @@ ANSWER_LIMIT_S: Final = START_LIMIT_S + 10
 """How long the workers may take to start a chain, one that has died and its successor included."""
 MAX_DEATHS: Final = 2
 """Workers that may end while an offer is open: one may have another reason."""
-
-log = Logger("gateway.runtime.active")
 
 KILLED_AFTER_S: Final = 3.0
 """How long after its limit the test of a configuration is killed. In that time the plugin that hangs is named."""

@@ -17,7 +17,7 @@ from typing import Final
 from gateway.alerts.alerts import Alerts
 from gateway.base import ids
 from gateway.base.errors import GatewayError, StoreError
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain.services import Store
 from gateway.metrics.registry import Metrics
 from gateway.runtime.process import BackgroundTask
@@ -29,21 +29,15 @@ SWEEP_LOCK: Final = "gw:sweep"
 """A key that expires: of all workers on all machines, the one that sets it ends expired holds."""
 PEPPER_INTERVAL_S: Final = 30.0
 
-maintenance_log = Logger("gateway.runtime.maintenance")
-
 SAMPLE_S: Final = 0.25
 SELDOM: Final = 20
 """The usage log and the end hooks are looked at once in this many samples."""
 HANGS_AFTER_S: Final = 15.0
 """An end hook that runs for longer is logged: more than a settlement takes while the store does not answer."""
 
-sampler_log = Logger("gateway.runtime.sampler")
-
 RETRY_S: Final = 1.0
 LAST_S: Final = 1.0
 """How long a worker that stops writes its last alerts."""
-
-alert_log = Logger("gateway.runtime.alert_writer")
 
 
 class Maintenance(BackgroundTask):
@@ -60,31 +54,29 @@ class Maintenance(BackgroundTask):
             try:
                 await work()
             except (GatewayError, OSError) as error:
-                maintenance_log.warning("care_waits", work=work.__name__, reason=str(error))
+                log.warning("care_waits", work=work.__name__, reason=str(error))
             except Exception:
-                maintenance_log.exception("care_failed", work=work.__name__)
+                log.exception("care_failed", work=work.__name__)
 
     async def repeat(self) -> None:
         """Repeat recent writes that a store may have lost in a failover."""
         settlements, records = await self._store.replay_after_failover()
         if settlements:
-            maintenance_log.warning(
-                "settlements_repeated", count=settlements, reason="the store restarted or failed over"
-            )
+            log.warning("settlements_repeated", count=settlements, reason="the store restarted or failed over")
         if records:
-            maintenance_log.warning("records_repeated", count=records, reason="the store restarted or failed over")
+            log.warning("records_repeated", count=records, reason="the store restarted or failed over")
 
     async def deliver(self) -> None:
         """Deliver the settlements in the journals of this process and of processes that ended."""
         delivered = await self._store.journal.replay(self._store.wallet.deliver)
         if delivered:
-            maintenance_log.warning("settlements_delivered", count=delivered)
+            log.warning("settlements_delivered", count=delivered)
 
     async def write_down(self) -> None:
         """Write the ends of requests that neither the store nor the disk accepted before."""
         written = await self._store.usage.write_down()
         if written:
-            maintenance_log.warning("records_written", count=written)
+            log.warning("records_written", count=written)
 
     async def sweep_in_turn(self) -> None:
         """Sweep, unless a worker did so within the interval."""
@@ -102,11 +94,9 @@ class Maintenance(BackgroundTask):
         async for account in self._store.accounts.all():
             try:
                 while account.holds and (expired := await self._store.wallet.sweep(account.id)):
-                    maintenance_log.warning(
-                        "holds_expired", account=account.id, requests=[request_id for request_id, _ in expired]
-                    )
+                    log.warning("holds_expired", account=account.id, requests=[request_id for request_id, _ in expired])
             except StoreError as error:  # of this account alone
-                maintenance_log.error("account_not_swept", account=account.id, reason=str(error))
+                log.error("account_not_swept", account=account.id, reason=str(error))
 
     async def _run(self) -> None:
         while True:
@@ -145,7 +135,7 @@ class Sampler(BackgroundTask):
         """Log each end hook that does not end, once. It is not cancelled: it may be at work on a charge."""
         hanging = set(self._gateway.runner.hanging(HANGS_AFTER_S))
         for request_id, plugin in hanging - self._hanging:
-            sampler_log.error("plugin_hangs", plugin=plugin, hook="on_end", request_id=request_id)
+            log.error("plugin_hangs", plugin=plugin, hook="on_end", request_id=request_id)
         self._hanging = hanging
 
     async def _run(self) -> None:
@@ -158,7 +148,7 @@ class Sampler(BackgroundTask):
                     self.report_hanging()
                     await self.sample_usage_log()
             except Exception:
-                sampler_log.exception("pulse_failed")  # not raised: the exit would raise it before the gateway drains
+                log.exception("pulse_failed")  # not raised: the exit would raise it before the gateway drains
             samples += 1
             due = loop.time() + SAMPLE_S
             await asyncio.sleep(SAMPLE_S)
@@ -186,10 +176,10 @@ class AlertWriter(BackgroundTask):
             return
         except GatewayError as error:
             if not self._failing:
-                alert_log.warning("alerts_not_written", reason=str(error))
+                log.warning("alerts_not_written", reason=str(error))
             self._failing = True
         except Exception:
-            alert_log.exception("alerts_failed")
+            log.exception("alerts_failed")
         await asyncio.sleep(RETRY_S)
 
     async def _run(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 CUT: Final = signal.SIGUSR1
 """The parent's signal to a draining worker: end the open streams now. A worker ignores SIGINT, which a terminal sends to all."""
@@ -26,8 +26,6 @@ OWN_MAPPING: Final = 320 * 1024
 """More than the 256 KiB that uvloop allocates for each read by TLS: to map each would take four times as long as the read."""
 FREE_AT_END: Final = 1024 * 1024
 """Bytes at the end of the heap that are kept, since most are needed again at once."""
-
-log = Logger("gateway.runtime.process")
 
 CANCEL_INTERVAL_S: Final = 0.5
 

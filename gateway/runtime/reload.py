@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import GatewayError
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain import loading
 from gateway.chain.chain import STOP_LIMIT_S, Chain
 from gateway.chain.entry import error_text
@@ -34,10 +34,6 @@ from gateway.server.gateway import Gateway
 
 RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone", "admin_sso"})
 """The settings of the file that a reload changes."""
-
-log = Logger("gateway.runtime.reload")
-
-following_log = Logger("gateway.runtime.following")
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -185,7 +181,7 @@ async def following(loaded: Loaded, handover: Handover, use: Callable[[Loaded, i
                     read = load(loaded.document.path, raw=offer.raw, secrets=offer.secrets)
                     use(Loaded(after_reload(loaded.config, read.config), read.document), offer.generation)
             except GatewayError as error:
-                following_log.error("reload_not_followed", reason=str(error))
+                log.error("reload_not_followed", reason=str(error))
 
     task = asyncio.get_running_loop().create_task(follow())
     try:

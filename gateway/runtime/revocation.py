@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final
 
 from gateway.base.errors import StoreAway
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.domain.exchange import Exchange
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.process import BackgroundTask
@@ -38,8 +38,6 @@ SLICE: Final = 256
 """Open requests that are looked at in one go."""
 PAUSE_S: Final = 0.02
 """The pause between two batches, which leaves the loop and the store to the requests."""
-
-log = Logger("gateway.runtime.revocation")
 
 
 class RevocationWatch(BackgroundTask):

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from gateway.base.errors import GatewayError
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.store.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart, ask, rewrite
 
 MAX_PAUSE_S: Final = 10.0
 LOOK_S: Final = 0.5
 """How often it is looked whether the disk is full: a store notes that for about a second, or for as long as it lasts."""
 LOOK_TIMEOUT_S: Final = 0.05
-
-log = Logger("gateway.runtime.store_keeper")
 
 
 class StoreKeeper:

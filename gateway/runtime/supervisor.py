@@ -26,12 +26,10 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import GatewayError, Misconfigured, cannot_listen
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import host_port
 from gateway.runtime import logs
 from gateway.runtime.process import CUT
-
-log = Logger("gateway.runtime.supervisor")
 
 MAX_BACKOFF_S: Final = 10.0
 POLL_INTERVAL_S: Final = 0.2

@@ -12,14 +12,12 @@ from collections.abc import MutableMapping
 from typing import Final
 
 from gateway.base.errors import Misconfigured
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 FIRST_DESCRIPTOR: Final = 3
 """SD_LISTEN_FDS_START."""
 
 EXTENSION_S: Final = 60
-
-log = Logger("gateway.runtime.systemd")
 
 
 class ServiceManager:

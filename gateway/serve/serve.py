@@ -23,7 +23,7 @@ from typing import Any, Final
 import typer
 
 from gateway.base.errors import GatewayError, StoreAway, cannot_use
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.chain import loading
 from gateway.chain.services import Store
 from gateway.config.document import find
@@ -48,8 +48,6 @@ from gateway.usage import clickhouse, database, gaps, sink
 SINK_STOP_S: Final = 20.0
 """Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
 
-log = Logger("gateway.runtime.serve")
-
 NAME: Final = "gateway.lock"
 
 HANGS_S: Final = 60.0
@@ -57,8 +55,6 @@ HANGS_S: Final = 60.0
 KILL_S: Final = 300.0
 LONGEST_TICK_S: Final = 1.0
 """More is not counted: the machine, or this process too, was stopped meanwhile."""
-
-sink_log = Logger("gateway.runtime.sink_watch")
 
 
 def serve(path: Path | None, workers: int | None = None) -> None:
@@ -324,12 +320,12 @@ class SinkWatch:
         turn = gaps.last_turn(self._folder)
         if turn != self._turn:
             if self._reported:
-                sink_log.warning("sink_goes_on")
+                log.warning("sink_goes_on")
             self._turn, self._silent_s, self._reported = turn, 0.0, False
         elif self._silent_s >= KILL_S:
-            sink_log.error("sink_killed", silent_s=round(self._silent_s))
+            log.error("sink_killed", silent_s=round(self._silent_s))
             self._kill()
             self._silent_s, self._reported = 0.0, False
         elif self._silent_s >= HANGS_S and not self._reported:
             self._reported = True
-            sink_log.error("sink_hangs", silent_s=round(self._silent_s), killed_after_s=round(KILL_S))
+            log.error("sink_hangs", silent_s=round(self._silent_s), killed_after_s=round(KILL_S))

@@ -19,8 +19,8 @@ from gateway.domain.exchange import Exchange
 from gateway.operations.operation import Operation
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner
-from gateway.server.answers import SentResponse
 from gateway.server.gateway import Gateway, is_preflight
+from gateway.server.head_errors import SentResponse
 from gateway.server.protocol import ParsedRequest
 
 READABLE: Final = ", ".join(

@@ -31,9 +31,9 @@ from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.proxy.scheduler import AddressTurns
-from gateway.server.answers import LINGER_S, MAX_HEADERS, MAX_LINE, SentResponse, head_too_large
 from gateway.server.body import SMALL, BodyBudget, BodyReader, LargeBodies, expects_continue
 from gateway.server.connections import Connections, Slot, max_descriptor
+from gateway.server.head_errors import LINGER_S, MAX_HEADERS, MAX_LINE, SentResponse, head_too_large
 from gateway.server.listener import Listener
 from gateway.server.own_records import Lookups
 from gateway.server.protocol import READ_BUFFER, ParsedRequest, ServerProtocol, Shared, Unserved, received

@@ -114,7 +114,6 @@ def _groups(text: str) -> list[str]:
         raise ValueError
     return [_GROUP_NAMES[name] for name in names]
 
-
 LIMIT: Final = Parameter(f"a number from 1 to {MOST}", f"[1-9][0-9]?|{MOST}", int)
 AFTER_REQUEST: Final = Parameter(
     "`next` of the answer before, which is a request's id",
@@ -212,7 +211,6 @@ def _given(limits: AccountLimits) -> dict[str, int]:
     """Return the limits that are set, without the defaults of the plugin's settings."""
     return {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
 
-
 LEDGER_PARAMETERS: Final = {"limit": LIMIT, "after": AFTER_LINE}
 
 
@@ -223,7 +221,6 @@ async def ledger_of(account: str, query: str, store: Store, lookups: Lookups) ->
     found = await lookups.run(account, partial(store.wallet.ledger, account, limit, after))
     lines = [{name: getattr(line, name) for name in FIELDS} for line in found.lines]
     return listed(lines, found.next, (), archived=msgspec.to_builtins(found.archived))
-
 
 USAGE_PARAMETERS: Final = {"by": GROUPS, "from": DAY, "to": DAY}
 

@@ -40,7 +40,8 @@ from gateway.config.schema import Port
 from gateway.operations.operation import ERRORS
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.scheduler import TURN_S, AddressTurns
-from gateway.server.answers import (
+from gateway.server.connections import Connections, Slot
+from gateway.server.head_errors import (
     LINGER_S,
     MALFORMED,
     SentResponse,
@@ -49,7 +50,6 @@ from gateway.server.answers import (
     line_too_long,
     too_many_headers,
 )
-from gateway.server.connections import Connections, Slot
 
 AIOHTTP_ATTRIBUTES: Final = (
     "_buffer_paused",

@@ -16,12 +16,10 @@ from typing import Final
 
 from gateway.base import durable
 from gateway.base.errors import Misconfigured
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import Tls
 
 CHECK_EVERY_S: Final = 5.0
-
-log = Logger("gateway.server.tls")
 
 
 class Certificate:

@@ -23,12 +23,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.base.errors import GatewayError, StoreError
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store.client.client import Client, Script
-
-log = Logger("gateway.store.accounts")
 
 MAX_AMOUNT: Final = 2**53 - 1
 """Micros. Larger integers are not exact in a script, whose numbers are doubles."""

@@ -5,7 +5,7 @@ background: at once if they may matter to other workers, else twice a second. Th
 
 A request that no other channel admits calls a channel whose cool-down is not firm.
 
-`AccountHealth` is the breaker for the calls of one account: what its requests cause is not held against others. `ChannelHealth` has
+`AccountBreaker` is the breaker for the calls of one account: what its requests cause is not held against others. `ChannelBreaker` has
 what all accounts of the worker share.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 
 from gateway.base.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
 from gateway.base.ids import utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.channel import Channel
 from gateway.domain.facts import Candidate, CircuitBreaker
 from gateway.store.channels import (
@@ -43,15 +43,13 @@ SYNC_INTERVAL_S: Final = 0.5
 BATCH_S: Final = 0.005
 """How long an urgent report waits for others, to be sent with them."""
 
-log = Logger("gateway.store.channel_health")
-
 LEASE_MARGIN_S: Final = 60
 
 MARGIN_S: Final = 0.05
 """How much longer than needed the announced time is, so that other workers, too, know that the cool-down is over."""
 
 
-class ChannelHealth:
+class ChannelBreaker:
     """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner.
 
     An `account` is a digest, empty where a call is of none.
@@ -262,12 +260,12 @@ class ChannelHealth:
         return _known(local, account)
 
 
-class AccountHealth(CircuitBreaker):
+class AccountBreaker(CircuitBreaker):
     """Admits the calls of one request, and reports how they end for its account."""
 
     __slots__ = ("_account", "_health", "_succeeding")
 
-    def __init__(self, health: ChannelHealth, account: str) -> None:
+    def __init__(self, health: ChannelBreaker, account: str) -> None:
         self._health = health
         self._account = digest_of(account)
         self._succeeding = False

@@ -34,7 +34,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.base.errors import GatewayError, Misconfigured, cannot_use
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.store import zero_bytes
 
 MAX_SOCKET_PATH_BYTES: Final = 103
@@ -57,8 +57,6 @@ SETTINGS: Final = (
 TIMEOUT_S: Final = 0.5
 
 _REPLIES: Final = re.compile(rb"(\+PONG|-LOADING|-MISCONF)[^\n]*\n\$(\d+)\r\n")
-
-log = Logger("gateway.store.embedded")
 
 FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "appendonly.aof.manifest"

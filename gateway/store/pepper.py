@@ -33,7 +33,7 @@ import msgspec
 from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured, cannot_use
 from gateway.base.ids import utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.secrets import random_text, secret_of
 from gateway.store.client.client import Client, Script
 from gateway.store.token_format import TokenCodec
@@ -44,8 +44,6 @@ VARIABLE: Final = "GATEWAY_PEPPER"
 OLD_VARIABLE: Final = "GATEWAY_PEPPER_OLD"
 
 LOOK_INTERVAL_S: Final = 1.0
-
-log = Logger("gateway.store.peppers")
 
 LOST: Final = "if it is lost: `gateway pepper rotate --lost`, which voids every token"
 _CHANGE: Final = Script.load(Path(__file__).with_name("pepper_change.lua"))

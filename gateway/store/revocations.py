@@ -29,7 +29,6 @@ class Revocation(msgspec.Struct, frozen=True):
         """Return the error for a request that is in progress: with the code that the next request would get."""
         return Refused(self.status, self.code, self.message)
 
-
 DELETED: Final = Revocation(401, "token_invalid", "The token was deleted while it was in use. Use another.")
 DISABLED: Final = Revocation(
     401, "token_disabled", "The token was disabled while it was in use. Have it enabled, or use another."

@@ -28,7 +28,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway.base import durable
 from gateway.base.errors import GatewayError, StoreAway
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client, Script
@@ -68,8 +68,6 @@ INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-log = Logger("gateway.usage.clickhouse")
-
 LEASE_MS: Final = 10_000
 MARK: Final = "clickhouse.shared"
 
@@ -90,7 +88,6 @@ _SAY: Final = Script(
 def _type(column: str) -> str:
     default = getattr(Record(id="", arrived_at=""), column)
     return _TYPES.get(column, "Int64" if isinstance(default, int) else "String")
-
 
 CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} ("

@@ -38,13 +38,11 @@ from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured, StoreAway
 from gateway.base.ids import first_id
 from gateway.base.ids import month as month_of
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.domain.exchange import Outcome
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, OBJECTS, Record
 
 Result = TypeVar("Result")
-
-log = Logger("gateway.usage.database")
 
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
@@ -346,7 +344,6 @@ def _quoted(names: Iterable[str]) -> list[str]:
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(_quoted(names))
-
 
 SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;

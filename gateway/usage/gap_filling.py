@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from gateway.base.ids import arrival_ms
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.store.client.client import Client
 from gateway.usage import queries
 from gateway.usage.database import UnusableFile
@@ -34,8 +34,6 @@ EXPIRES_S: Final = 60
 MIN_MS: Final = 3 * SKEW_MS
 """For less no question is asked: a gap that others have, too, would be asked for again and again."""
 AFTER_ALL_IDS: Final = "g"
-
-log = Logger("gateway.usage.filling")
 
 
 class Ask(msgspec.Struct, frozen=True):

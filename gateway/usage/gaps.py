@@ -25,7 +25,7 @@ import msgspec
 
 from gateway.base import durable
 from gateway.base.ids import LAST_MS, utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 FILE: Final = "reader.json"
 MAX_GAPS: Final = 50
@@ -36,8 +36,6 @@ LONGEST_MS: Final = DAY_MS
 """A request that arrived longer before a gap has ended before it."""
 
 LATE: Final = "the sink of this gateway has not read the log since then"
-
-log = Logger("gateway.usage.gaps")
 
 SETTLED_MS: Final = 10_000
 """After its arrival, so long at most it takes until a request is in the stream, or in the spool of its gateway."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, StoreAway
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
 from gateway.store.client.steps import Step
@@ -32,7 +32,6 @@ from gateway.usage.stream import STREAM, Spool, installation_of, note_late, shor
 
 if TYPE_CHECKING:
     from gateway.usage.clickhouse import ClickHouse
-
 
 FIELD: Final = b"record"
 MAX_ENTRIES: Final = 200_000
@@ -49,8 +48,6 @@ PAGE: Final = 1000
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_REFUSED_BYTES: Final = 8 * 1024 * 1024
 LOG_INTERVAL_S: Final = 10.0
-
-log = Logger("gateway.usage.unwritten")
 
 
 class UsageLog:

@@ -22,7 +22,7 @@ import msgspec
 
 from gateway.base.ids import first_id, utc
 from gateway.base.ids import month as month_of
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import (
     COLUMNS,
@@ -46,7 +46,6 @@ _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
 """The cursor before all records."""
 
-log = Logger("gateway.usage.queries")
 
 _AFTER_ALL_IDS: Final = "g"
 _AFTER_ALL_DAYS: Final = "9"

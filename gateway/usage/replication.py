@@ -24,7 +24,7 @@ import msgspec
 
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import arrival_ms, utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
 from gateway.usage.database import MARK, files_aside, rename
@@ -47,7 +47,6 @@ SAVE_S: Final = 5.0
 FIRST: Final = "0-0"
 _TURN: Final = Script.load(Path(__file__).with_name("turn.lua"))
 
-log = Logger("gateway.usage.reader")
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -58,8 +57,6 @@ _TIME: Final = Script("time", 'return redis.call("TIME")')
 
 REPLACED: Final = ".replaced-"
 """What stands in place of `MARK` in the name of a file whose requests are all here again."""
-
-aside_log = Logger("gateway.usage.aside")
 
 
 class Reader:
@@ -346,7 +343,7 @@ def mark_replaced(folder: Path, gaps: Iterable[Gap]) -> None:
         if not any(gap.first_ms <= own.last_ms and own.first_ms <= gap.last_ms for gap in left):
             replaced = aside.with_name(aside.name.replace(MARK, REPLACED))
             rename(aside, replaced)
-            aside_log.warning(
+            log.warning(
                 "usage_file_replaced", file=str(replaced), note="its requests are here again: it may be deleted"
             )
 

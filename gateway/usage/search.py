@@ -28,7 +28,6 @@ from gateway.usage.stream import LATE, STREAM, TRIMMED, Spool, short
 if TYPE_CHECKING:
     from gateway.usage.clickhouse import ClickHouse
 
-
 PAGE: Final = 200
 MAX_CLOCK_STEP_MS: Final = 3_660_000
 """How much later than by the time in its id a request's entries may be: the ids of a stream never go back with the clock."""

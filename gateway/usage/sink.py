@@ -29,7 +29,7 @@ import msgspec
 
 from gateway.base.errors import GatewayError, cannot_use
 from gateway.base.ids import arrival_ms, utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
 from gateway.store.accounts import Accounts
@@ -43,8 +43,6 @@ from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
 from gateway.usage.replication import BATCH, About, Reader, gateways_of, now_ms
 from gateway.usage.stream import OPEN, id_of, note_late, short, write_lines
-
-log = Logger("gateway.usage.sink")
 
 SPOOL_BATCH: Final = 200
 """Files of the spool that share a transaction, at most."""

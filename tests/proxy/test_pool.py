@@ -18,7 +18,7 @@ from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
 from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, AIOHTTP_CONNECTOR, Endpoint, UpstreamPool
 from gateway.runtime.reload import Reloader
-from gateway.store.circuit_breaker import ChannelHealth
+from gateway.store.circuit_breaker import ChannelBreaker
 from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.patience import PATIENCE_S, wait_until
@@ -138,7 +138,7 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
                 after = await measure()
                 if after[2] <= before[2] + 1 and after[3] <= before[3]:
                     break
-    for kind in (Endpoint, Channel, Chain, ChannelHealth, ssl.SSLContext):
+    for kind in (Endpoint, Channel, Chain, ChannelBreaker, ssl.SSLContext):
         assert after[0][kind.__name__] <= before[0][kind.__name__] + 1, kind
     grown = {kind: count - before[0][kind] for kind, count in after[0].items() if count > before[0][kind] + 5}
     assert after[1] - before[1] < 2 * (RELOADS - WARM), grown  # a chain that stays is many more

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gateway.base.errors import Refused
-from gateway.store.circuit_breaker import AccountHealth, digest_of
+from gateway.store.circuit_breaker import AccountBreaker, digest_of
 from gateway.store.client.client import Client
 from tests.store.test_channel_health import A, C, commands, until, worker
 
 
-async def fail(breaker: AccountHealth, times: int = 1, cool_s: float | None = None) -> float:
+async def fail(breaker: AccountBreaker, times: int = 1, cool_s: float | None = None) -> float:
     """Let calls of channel `a` fail. Return the wait that is then announced."""
     for _ in range(times):
         assert await breaker.admit([A], "r") is A
@@ -17,7 +17,7 @@ async def fail(breaker: AccountHealth, times: int = 1, cool_s: float | None = No
     return await breaker.wait_s([A], 0)
 
 
-async def admitted(breaker: AccountHealth) -> bool:
+async def admitted(breaker: AccountBreaker) -> bool:
     try:
         return await breaker.admit([A], "s") is A
     except Refused:
@@ -26,7 +26,7 @@ async def admitted(breaker: AccountHealth) -> bool:
 
 async def test_an_account_whose_calls_fail_is_refused_and_no_other(client: Client) -> None:
     async with worker(client) as health, worker(client) as another:
-        one, two = AccountHealth(health, "one"), AccountHealth(health, "two")
+        one, two = AccountBreaker(health, "one"), AccountBreaker(health, "two")
         assert await fail(one, 3, cool_s=100) > 99
         assert not await admitted(one)
         assert await one.admit([A, C], "t") is C
@@ -38,16 +38,16 @@ async def test_an_account_whose_calls_fail_is_refused_and_no_other(client: Clien
         assert await two.why_not(A) == await two.why_not_alone(A) == ""
 
         async def known() -> bool:
-            return not await admitted(AccountHealth(another, "one"))
+            return not await admitted(AccountBreaker(another, "one"))
 
         await until(known)
-        assert await admitted(AccountHealth(another, "two"))
+        assert await admitted(AccountBreaker(another, "two"))
         assert b"one" not in b"".join(await client.call("HKEYS", "gw:{channels}:a:accounts"))
 
 
 async def test_a_single_failure_refuses_nothing_where_no_other_channel_serves(client: Client) -> None:
     async with worker(client) as health:
-        one = AccountHealth(health, "one")
+        one = AccountBreaker(health, "one")
         assert await fail(one, 1, cool_s=60) == 0
         assert await one.wait_s([A], 7) == 7, "the upstream's own wait is announced"
         assert await admitted(one)
@@ -58,7 +58,7 @@ async def test_a_single_failure_refuses_nothing_where_no_other_channel_serves(cl
 
 async def test_successes_between_failures_keep_an_account_served(client: Client) -> None:
     async with worker(client) as health:
-        one = AccountHealth(health, "one")
+        one = AccountBreaker(health, "one")
         for _ in range(5):
             await fail(one, 2)
             assert await one.admit([A], "r") is A
@@ -70,7 +70,7 @@ async def test_successes_between_failures_keep_an_account_served(client: Client)
 
 async def test_a_stream_that_breaks_off_is_no_success(client: Client) -> None:
     async with worker(client) as health:
-        one = AccountHealth(health, "one")
+        one = AccountBreaker(health, "one")
         for _ in range(3):
             assert await one.admit([A], "r") is A
             one.answered(A, "r", 0.1)
@@ -82,7 +82,7 @@ async def test_a_stream_that_breaks_off_is_no_success(client: Client) -> None:
 async def test_the_wait_ends_when_the_worker_stops(client: Client) -> None:
     async with worker(client) as health:
         pass
-    assert await AccountHealth(health, "one").wait_s([A], 0) == 0
+    assert await AccountBreaker(health, "one").wait_s([A], 0) == 0
 
 
 def test_the_digest_is_short_and_stable() -> None:

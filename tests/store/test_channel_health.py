@@ -14,7 +14,7 @@ from gateway.config.channel import Channel
 from gateway.domain.facts import Candidate
 from gateway.store import circuit_breaker as module
 from gateway.store.channels import Channels, Condition, CooldownRules
-from gateway.store.circuit_breaker import ChannelHealth
+from gateway.store.circuit_breaker import ChannelBreaker
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
@@ -25,8 +25,8 @@ A, B, C = (Candidate(name, channel, "m") for name, channel in CHANNELS.items())
 
 
 @asynccontextmanager
-async def worker(client: Client, channels: Mapping[str, Channel] = CHANNELS) -> AsyncIterator[ChannelHealth]:
-    health = ChannelHealth(Channels(client, CooldownRules(first_ms=100)), channels)
+async def worker(client: Client, channels: Mapping[str, Channel] = CHANNELS) -> AsyncIterator[ChannelBreaker]:
+    health = ChannelBreaker(Channels(client, CooldownRules(first_ms=100)), channels)
     await health.start()
     yield health
     await health.stop()
@@ -42,7 +42,7 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def refusal(health: ChannelHealth, request_id: str) -> Refused | None:
+async def refusal(health: ChannelBreaker, request_id: str) -> Refused | None:
     """Return the refusal if channel `a` may not be called."""
     try:
         assert await health.admit([A], request_id) is A

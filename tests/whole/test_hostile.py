@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.schema import ACCOUNT_ID
-from gateway.server.answers import MALFORMED
+from gateway.server.head_errors import MALFORMED
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from gateway.testing import Running, running

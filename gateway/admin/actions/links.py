@@ -26,7 +26,7 @@ from gateway.admin.actions.local import LocalClient
 from gateway.base import durable
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import utc
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import Config
 from gateway.config.secrets import secret_of
 from gateway.store.client.client import Client
@@ -39,8 +39,6 @@ ENTER: Final = "/enter"
 EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, which no browser can open
 
 VARIABLE: Final = "GATEWAY_ADMIN_TOKEN"
-
-log = Logger("gateway.management.admin_token")
 
 
 class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

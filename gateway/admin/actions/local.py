@@ -24,7 +24,7 @@ import msgspec
 from gateway.admin.actions.action import Action, Arguments, Scope
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.ids import new_id
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import Loaded
 from gateway.domain.facts import AccountLimits
 from gateway.runtime.handover import RefusedReload
@@ -34,15 +34,12 @@ from gateway.store.limits import Limited, RateLimiter
 if TYPE_CHECKING:
     from gateway.chain.services import Store
 
-
 ALL_SCOPES: Final = frozenset(Scope)
 
 MAX_FIELD: Final = 4096
 """Bytes of a field of a line."""
 MAX_TARGET: Final = 200
 LEFT_OUT: Final = b'"(left out: too long)"'
-
-log = Logger("gateway.management.audit_lines")
 
 KEY: Final = "gw:{audit}:lines"
 BYTES: Final = "gw:{audit}:bytes"
@@ -129,7 +126,6 @@ class LogPart(NamedTuple):
     bytes: str
     first: int
 
-
 OPERATORS: Final = LogPart(KEY, BYTES, 0)
 
 
@@ -181,7 +177,6 @@ async def audited(
 def _json(value: object) -> bytes:
     encoded = msgspec.json.encode(value)
     return encoded if len(encoded) <= MAX_FIELD else LEFT_OUT
-
 
 CALLERS: Final = LogPart("gw:{audit}:callers:lines", "gw:{audit}:callers:bytes", FIRST_OF_CALLERS)
 PARTS: Final = (OPERATORS, CALLERS)

@@ -30,7 +30,6 @@ from gateway.usage.record import Record, decode
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
-
 TOKEN: Final = "GATEWAY_API_TOKEN"  # noqa: S105 - the name of a variable
 EXAMPLE: Final = "http://10.0.0.5:9090"
 CONNECT_S: Final = 10.0

@@ -27,7 +27,7 @@ from gateway.admin.http.idempotency import REPLAYED, KeptAnswer, Repeatable, Unb
 from gateway.admin.http.port import note_known
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.base.errors import Refused
-from gateway.base.log import Logger
+from gateway.base.log import log
 
 __all__ = ["ACTOR", "PREFIX", "ClientOf", "add_routes", "refused"]
 
@@ -51,8 +51,6 @@ MAX_FILES: Final = 8
 RETRY_AFTER_S: Final = 10.0
 SEND_S: Final = 120.0
 """How long a client may take none of it."""
-
-log = Logger("gateway.admin.csv_file")
 
 
 def add_routes(application: web.Application, client_of: ClientOf, live: LiveUsage) -> None:

@@ -28,14 +28,14 @@ from gateway.admin.actions.local import Actor
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.actions.remote import Feed
 from gateway.admin.http import api
-from gateway.admin.http.answers import ID, add_headers, error_response, of_http
 from gateway.admin.http.api import ACTOR, ClientOf
 from gateway.admin.http.port import note_known
+from gateway.admin.http.responses import ID, add_headers, error_response, of_http
 from gateway.admin.http.usage_feed import LIVE, LiveUsage
 from gateway.base.errors import GatewayError, Refused, StoreError, internal
 from gateway.base.ids import new_id
 from gateway.base.leaky_buckets import LeakyBuckets
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.metrics.exporter import Exporter
 from gateway.usage import gaps, queries
 from gateway.usage.database import GROUPS
@@ -46,16 +46,12 @@ KNOWN: Final = (
 MAX_GAPS: Final = 20
 """Gaps of the usage log that a header names, the last ones."""
 
-log = Logger("gateway.admin.app")
-
 ADMIN: Final = Actor("admin.token")
 WRONG_AT_ONCE: Final = 10
 """Wrong tokens of an address within a minute that are answered at once."""
 SLOW_S: Final = 1.0
 MAX_WAITING: Final = 100
 """Slow answers at a time; those above it are refused at once."""
-
-callers_log = Logger("gateway.admin.callers")
 
 
 class OwnPages(Protocol):
@@ -200,7 +196,7 @@ class Callers:
         if not self._wrong.add(address):
             return
         if not self._logged.add(address):
-            callers_log.warning("admin_tokens_wrong", address=address)
+            log.warning("admin_tokens_wrong", address=address)
         if self._waiting >= MAX_WAITING:
             raise Refused(429, "rate_limited", "Too many wrong tokens.", retry_after_s=SLOW_S)
         self._waiting += 1

@@ -17,14 +17,14 @@ from typing import Any, Final, Protocol, cast
 
 from aiohttp import web
 
-from gateway.admin.http.answers import ID, complete, error_response
+from gateway.admin.http.responses import ID, complete, error_response
 from gateway.base.errors import Refused, cannot_listen
 from gateway.base.ids import new_id
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.config.schema import Port, host_port
 from gateway.proxy.scheduler import AddressTurns
-from gateway.server.answers import MALFORMED
 from gateway.server.connections import Connections, Slot, default_max_connections
+from gateway.server.head_errors import MALFORMED
 from gateway.server.listener import Listener
 
 RETRY_INTERVAL_S: Final = 10.0
@@ -32,8 +32,6 @@ SHUTDOWN_TIMEOUT_S: Final = 0.5
 MOST_CONNECTIONS: Final = 1000
 REQUEST_S: Final = 0.002
 """What it costs to answer a request, in the order of magnitude."""
-
-log = Logger("gateway.admin.port")
 
 HEAD_S: Final = 15.0
 IDLE_S: Final = 75.0

@@ -5,13 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.admin.http.answers import ID, add_headers, error_response, of_http
 from gateway.admin.http.app import OwnPages
+from gateway.admin.http.responses import ID, add_headers, error_response, of_http
 from gateway.base.errors import Refused, internal
 from gateway.base.ids import new_id
-from gateway.base.log import Logger
-
-log = Logger("gateway.admin.portal")
+from gateway.base.log import log
 
 KNOWN = "Known here: the pages that a link leads to, which the operator makes."
 

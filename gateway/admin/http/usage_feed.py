@@ -15,7 +15,7 @@ from aiohttp_sse import EventSourceResponse, sse_response
 
 from gateway.admin.actions.remote import Feed
 from gateway.base.errors import Refused
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.usage import queries
 from gateway.usage.record import encode
 
@@ -26,8 +26,6 @@ PING_S: Final = 15.0
 
 MAX_STREAMS: Final = 32
 RETRY_AFTER_S: Final = 10.0
-
-log = Logger("gateway.admin.live")
 
 
 class LiveUsage:

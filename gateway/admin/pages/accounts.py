@@ -248,7 +248,6 @@ def _credit_line(form: Form) -> int:
 def _searched(asked: AccountFilter) -> dict[str, object]:
     return {name: value for name in ("q", "status", "group") if (value := getattr(asked, name))}
 
-
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/accounts", index),
     ("POST", "/accounts", create),
@@ -344,7 +343,6 @@ def _token_in(view: View) -> str:
 
 def _names(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
-
 
 TOKEN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("POST", "/accounts/{account}/tokens", create_token),

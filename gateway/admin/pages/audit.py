@@ -43,5 +43,4 @@ async def show(view: View) -> web.StreamResponse:
         next_page=f"/audit?{query}&" if query else "/audit?",
     )
 
-
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/audit", show),)

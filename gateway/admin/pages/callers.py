@@ -179,7 +179,6 @@ def _checked(request_id: str) -> str:
         pass
     raise Refused(404, "not_found", "There is no such request.")
 
-
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", OWN, show),
     ("GET", f"{OWN}/requests", requests),

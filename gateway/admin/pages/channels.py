@@ -86,7 +86,6 @@ async def _refused(view: View, error: GatewayError) -> web.Response:
         raise error
     return await index(view, shown.message, shown.status, opened=view.path["name"])
 
-
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/channels", index),
     ("POST", "/channels/{name}/disable", disable),
@@ -107,6 +106,5 @@ async def show_configuration(view: View) -> web.StreamResponse:
         groups=(await served.list_groups(client)).data,
         none_at_all=(NO_BUDGETS, NO_LIMITS),
     )
-
 
 CONFIGURATION_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/configuration", show_configuration),)

@@ -25,7 +25,7 @@ from gateway.admin.pages.view import Page, View, count, share, span
 from gateway.base.amounts import MICROS, amount
 from gateway.base.errors import Refused
 from gateway.base.ids import arrival_ms
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.base.text import counted
 from gateway.domain.exchange import Outcome
 from gateway.metrics.shared import SharedNumbers
@@ -38,8 +38,6 @@ CHECK_S: Final = 15.0
 SLOWEST_S: Final = 30.0
 """How long a browser may take to read a snapshot."""
 
-log = Logger("gateway.admin.pages.now")
-
 POLL_S: Final = 0.25
 QUIET_S: Final = 1.0
 """How long a page of a quiet gateway waits for a snapshot."""
@@ -48,8 +46,6 @@ RETRY_AFTER_S: Final = 10.0
 MAX_ROWS: Final = 40
 NEWEST: Final = 2000
 """Requests of one snapshot that followers may choose theirs from."""
-
-live_log = Logger("gateway.admin.pages.pulse")
 
 SECONDS: Final = 60
 RECENT_S: Final = 10
@@ -194,7 +190,7 @@ class LiveStats:
                     self._changed.notify_all()
                 await asyncio.sleep(POLL_S)
         except Exception as error:
-            live_log.error("pulse_failed", exc_info=error)
+            log.error("pulse_failed", exc_info=error)
             self._task = None  # whoever comes next begins anew
 
     def _begin(self) -> frozenset[str]:
@@ -331,7 +327,6 @@ def _sum(shared: SharedNumbers, name: str) -> float:
 def _at(waits: Sequence[int], part: float) -> int | None:
     return waits[min(len(waits) - 1, int(part * len(waits)))] if waits else None
 
-
 LIVE_STATS: Final = web.AppKey("live_stats", LiveStats)
 
 
@@ -372,6 +367,5 @@ def check(view: View) -> None:
     """Raise `Refused` (403) for somebody who may read nothing: what is shown here comes from no action."""
     if not view.may(Scope.READ):
         raise Refused(403, "scope_missing", "This needs the scope `read`.")
-
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/", show), ("GET", "/now/feed", feed))

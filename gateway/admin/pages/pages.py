@@ -24,7 +24,7 @@ from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
 from gateway.admin.pages.view import FILES, USER, Assets, Form, Page, View, context_of, render, set_up
 from gateway.base.errors import GatewayError, Refused, StoreAway, headers_of, internal
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
@@ -44,8 +44,6 @@ OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = callers.PAGES
 OPERATORS_ONLY: Final = "This page is for operators. Yours is /my."
 CALLERS_ONLY: Final = "This page is for callers, who enter by a link of their own: `gateway account link ID` makes one."
 NOBODY: Final = Actor("nobody", frozenset())
-
-log = Logger("gateway.admin.pages.pages")
 
 
 class Pages:

@@ -79,7 +79,6 @@ async def show(view: View) -> web.StreamResponse:
     prices: dict[str, Any] = dict(record.price) if record else {}
     return view.page("request.html", 200 if record else 404, story=story, record=record, prices=prices)
 
-
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/requests", index),
     ("GET", "/requests.csv", export),

@@ -117,5 +117,4 @@ def _plot(found: Summary, terms: Mapping[str, str]) -> Plot | None:
         days.append((name, line.charge_micros if line else 0, line.cost_micros if line else 0))
     return plot_of(days)
 
-
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/money", show), ("GET", "/money.csv", export))

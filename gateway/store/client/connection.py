@@ -50,7 +50,6 @@ class CallObserver:
         self.answered: Callable[[float, int], None] = lambda seconds, replies: None
         self.failed: Callable[[Exception], None] = lambda error: None
 
-
 CALLS: Final = CallObserver()
 
 

@@ -27,7 +27,7 @@ from uuid_utils import uuid7
 
 from gateway.base import crash_points, durable
 from gateway.base.errors import StoreAway
-from gateway.base.log import Logger
+from gateway.base.log import log
 from gateway.store.money.scripts import Settled, Settlement
 
 Deliver = Callable[[Settlement], Awaitable[Settled]]
@@ -39,7 +39,6 @@ ASIDE: Final = "unreadable"
 """The folder in the journal's that has the lines which cannot be read."""
 LOG_INTERVAL_S: Final = 10.0
 
-log = Logger("gateway.store.money.journal")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Settlement).decode

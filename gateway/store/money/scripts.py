@@ -43,7 +43,6 @@ class AccountKeys(NamedTuple):
     stale: str
     """Hash: request id -> cost of a settlement that came too late to be charged."""
 
-
 KEYS: Final = AccountKeys._fields
 
 
@@ -97,7 +96,6 @@ class Settle(StrEnum):
     NO_ACCOUNT = "NO_ACCOUNT"
     KEPT = "KEPT"
     """The store is away, or refused it; it is in the journal."""
-
 
 HOLDS: Final = {outcome.encode(): outcome for outcome in Hold}
 SETTLES: Final = {outcome.encode(): outcome for outcome in Settle}

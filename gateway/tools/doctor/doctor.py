@@ -19,7 +19,6 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from yarl import URL
 
 from gateway.tools.channel_test import Diagnosis, ill, note, shown, well
-from gateway.tools.doctor.answer import HttpAnswer, failed, received, request, stranger
 from gateway.tools.doctor.network import (
     ANSWER_S,
     CONNECT_S,
@@ -28,6 +27,7 @@ from gateway.tools.doctor.network import (
     trust_of,
     unreached,
 )
+from gateway.tools.doctor.request import HttpAnswer, failed, received, request, stranger
 
 MAX_TOKENS: Final = 16
 ADMIN_PORT: Final = "Send the admin token"

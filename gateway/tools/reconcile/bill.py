@@ -21,7 +21,6 @@ from gateway.base.errors import Misconfigured, cannot_use
 if TYPE_CHECKING:
     from _csv import Reader
 
-
 MAX_ID: Final = 128
 """Ids are compared up to this length; a record has no more of them."""
 MAX_WRONG: Final = 10
