@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from gateway.base.addresses import address_of, network_of
     from gateway.base.amounts import MICROS, amount
     from gateway.base.errors import Refused, StoreAway, StoreError, model_not_found
-    from gateway.base.ids import arrival_ms, utc
+    from gateway.base.ids import Clock, arrival_ms, utc
     from gateway.base.leaky_buckets import LeakyBuckets
     from gateway.chain.plugin import Plugin
-    from gateway.chain.services import Clock, Services
+    from gateway.chain.services import Services
     from gateway.chat.answers import Delta
     from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect
     from gateway.chat.request import Body
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         Caller,
         Candidate,
         CircuitBreaker,
-        Limits,
         Route,
         Trace,
     )
@@ -77,7 +76,6 @@ __all__ = [
     "HoldReply",
     "LeakyBuckets",
     "Limited",
-    "Limits",
     "Operation",
     "Outcome",
     "Plugin",
@@ -117,10 +115,10 @@ _PLACES = {
     "gateway.base.addresses": "address_of network_of",
     "gateway.base.amounts": "MICROS amount",
     "gateway.base.errors": "Refused StoreAway StoreError model_not_found",
-    "gateway.base.ids": "arrival_ms utc",
+    "gateway.base.ids": "Clock arrival_ms utc",
     "gateway.base.leaky_buckets": "LeakyBuckets",
     "gateway.chain.plugin": "Plugin",
-    "gateway.chain.services": "Clock Services",
+    "gateway.chain.services": "Services",
     "gateway.chat.answers": "Delta",
     "gateway.chat.dialect": "AnswerDelta AnswerReader ChatRequest Dialect",
     "gateway.chat.request": "Body",
@@ -129,7 +127,7 @@ _PLACES = {
     "gateway.domain.catalogue": "Catalogue matches",
     "gateway.domain.exchange": "Attempt Exchange Outcome Request",
     "gateway.operations.operation": "Operation",
-    "gateway.domain.facts": "AccountLimits AskedFor Budgets Caller Candidate CircuitBreaker Limits Route Trace",
+    "gateway.domain.facts": "AccountLimits AskedFor Budgets Caller Candidate CircuitBreaker Route Trace",
     "gateway.domain.prices": "Price",
     "gateway.domain.reply": "Reply",
     "gateway.store.accounts": "AccountStatus",

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.base.ids import Clock
 from gateway.base.log import log
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
@@ -66,7 +67,7 @@ PATIENT: Final = StoreSettings(timeout=10)
 PLUGINS_BELOW: Final = ("rate-limit", "quota", "model-routing")
 
 
-class FixedClock:
+class FixedClock(Clock):
     """A clock that stands still until `move` is called."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:

@@ -40,7 +40,6 @@ from gateway import (
     amount,
     budget_in,
 )
-from gateway import amount as in_currency
 
 LEAST_HOLD: Final = Decimal("0.000001")
 LARGEST_HOLD: Final = 1_000_000_000
@@ -409,7 +408,7 @@ def described(use: BudgetUse, calendar: Calendar) -> str:
     if use.budget.kind == "requests":
         used = f"has used {use.used} of {use.budget.limit} requests"
     else:
-        used = f"has used {in_currency(use.used)} of {in_currency(use.budget.limit)}"
+        used = f"has used {amount(use.used)} of {amount(use.budget.limit)}"
     return f"the {use.budget.owner}'s {NAMES[use.budget.kind]} {used} and {_reset(use.ends_ms, calendar)}"
 
 

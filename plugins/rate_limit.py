@@ -13,9 +13,7 @@ A caller learns of its limits by the `x-ratelimit-*` headers, and by the refusal
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -87,7 +85,7 @@ class RateLimit(Plugin):
         AccountLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
 
     async def start(self, services: Services) -> None:
-        """Compute the lease of a slot, and start the task that retries releases."""
+        """Compute the lease of a slot, and begin to retry releases."""
         self._limits = services.store.limits
         self._scope = services.name
         self._log = services.log
@@ -97,13 +95,10 @@ class RateLimit(Plugin):
         self._pending: deque[Release] = deque()
         self._refusals = PacedRefusals()
         self._made: dict[str, tuple[Caller, Rules]] = {}
-        self._retrying = asyncio.get_running_loop().create_task(self._retry_forever())
+        services.every(RETRY_AFTER_S, self._retry)
 
     async def stop(self) -> None:
         """Retry pending releases once. Slots that are still not released are freed when their lease ends."""
-        self._retrying.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._retrying
         await self._retry()
 
     async def request_step(self, exchange: Exchange) -> Step:
@@ -217,22 +212,10 @@ class RateLimit(Plugin):
         elif len(self._pending) < MAX_PENDING:
             self._pending.append(release)
 
-    async def _retry_forever(self) -> None:
-        while True:
-            await asyncio.sleep(RETRY_AFTER_S)
-            await self._retry()
-
     async def _retry(self) -> None:
         while self._pending:
             try:
-                oldest = self._pending[0]
-                await self._limits.give_back(
-                    oldest.account,
-                    oldest.request_id,
-                    scope=self._scope,
-                    tokens=oldest.tokens,
-                    token_id=oldest.token_id,
-                )
+                await self._limits.run(self._give_back(self._pending[0]))
             except StoreAway:
                 return
             except StoreError as error:

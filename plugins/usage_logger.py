@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from contextlib import suppress
 from typing import ClassVar, Final
 
 import msgspec
@@ -75,13 +74,10 @@ class UsageLogger(Plugin):
         self.models = services.catalogue.models
         self.log = services.log
         self._counted = CountedRefusals(self.unknown_per_minute, self.refused_per_minute, services.clock)
-        self._reporting = asyncio.get_running_loop().create_task(self._report_forever())
+        services.every(REPORT_EVERY_S, self._report)
 
     async def stop(self) -> None:
         """Record what was counted since the last report."""
-        self._reporting.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reporting
         await self._report()
 
     async def on_request(self, exchange: Exchange) -> None:
@@ -157,11 +153,6 @@ class UsageLogger(Plugin):
             if self.usage.can_store(changed):
                 record = changed
         await self.usage.end(record)
-
-    async def _report_forever(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_EVERY_S)
-            await self._report()
 
     async def _report(self) -> None:
         """Record what was counted, and log from whom the most came."""

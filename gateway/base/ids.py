@@ -32,6 +32,18 @@ def now_ms() -> int:
     return int(time.time() * 1000) + _ahead_ms
 
 
+class Clock:
+    """The time: of the machine, or of the store where the two differ. Tests replace it."""
+
+    def time(self) -> float:
+        """Return UTC as seconds since 1970."""
+        return now_ms() / 1000
+
+    def monotonic(self) -> float:
+        """Return seconds that never jump, for durations."""
+        return time.monotonic()
+
+
 def ahead_ms() -> int:
     """Return by how much the store's clock is ahead of the machine's; 0 where they differ by less than `NEAR_MS`."""
     return _ahead_ms

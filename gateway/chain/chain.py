@@ -84,14 +84,34 @@ class Chain:
     ) -> None:
         """Start every plugin, in `limit_s` together. If one fails, stop those that had started.
 
+        `starting` is called before each one. A `ValueError` becomes `Misconfigured`. Any other exception becomes a
+        `GatewayError`, because it may pass: a service that the plugin needs may not answer yet, and a service manager must go on
+        restarting the gateway.
+
         Steps of requests use the connection for calls before the upstream, those of ends the one for settlements.
         """
         self._requests, self._ends = services.store.client, services.store.settling
-        await start_all(self.entries, services, limit_s, starting)
+        deadline = time.monotonic() + limit_s
+        for index, entry in enumerate(self.entries):
+            starting(entry)
+            try:
+                entry.services = services.named(entry.name)
+                if await _in_time(entry.plugin.start(entry.services), deadline):
+                    continue
+                raise GatewayError(str(entry.wrong(f"'{entry.name}' did not start within {limit_s:g} s")))
+            except BaseException as error:
+                await _close(entry, time.monotonic() + STOP_LIMIT_S)
+                await _stop(self.entries[:index], STOP_LIMIT_S)
+                if isinstance(error, GatewayError) or is_cancellation(error):
+                    raise
+                if isinstance(error, ValueError):
+                    raise entry.wrong(f"'{entry.name}' does not start: {error}") from None
+                text = f"'{entry.name}' does not start: {describe_error(error)}"
+                raise GatewayError(str(entry.wrong(text))) from None
 
     async def stop(self, *, limit_s: float = STOP_LIMIT_S) -> None:
         """Stop every plugin, last first, in `limit_s` together. What takes longer is cancelled and logged."""
-        await stop_all(self.entries, limit_s)
+        await _stop(self.entries, limit_s)
 
     async def idle(self) -> None:
         """Wait until no exchange is between its request hooks and its end hooks."""
@@ -147,14 +167,10 @@ def _guarded(entry: Entry, hook: Callable[..., Any]) -> Hook:
 def check_order(entries: Sequence[Entry]) -> None:
     """Raise `Misconfigured` for a list that cannot work.
 
-    A fact is required that no plugin above provides, a plugin defines two forms of a hook, or one changes requests below one that
-    counts them.
+    A fact is required that no plugin above provides, or a plugin changes requests below one that counts them.
     """
     provided: set[type] = set()
     for index, entry in enumerate(entries):
-        for waiting, planning in (("on_request", "request_step"), ("on_end", "end_step")):
-            if entry.defines(waiting) and entry.defines(planning):
-                raise entry.wrong(f"'{entry.name}' defines both {waiting} and {planning}: keep one of them")
         for fact in entry.plugin.requires:
             if fact not in provided:
                 raise entry.wrong(_cure(entry.name, fact, entries[index + 1 :]))
@@ -203,10 +219,6 @@ def _answered_above_routing(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _check_editor(entry: Entry, above: Sequence[Entry]) -> None:
     """Raise `Misconfigured` for a plugin that changes requests below one that has counted, held money or routed by them."""
-    if not entry.defines("on_request"):
-        raise entry.wrong(
-            f"'{entry.name}' declares `edits = True`: it needs an `on_request`, which changes the request"
-        )
     for other in above:
         if other.plugin.counts or Route in other.plugin.provides:
             raise entry.wrong(
@@ -223,35 +235,7 @@ def _cure(name: str, fact: type, below: Sequence[Entry]) -> str:
     return f"{problem}: add a plugin that provides it above '{name}'"
 
 
-async def start_all(
-    entries: Sequence[Entry], services: Services, limit_s: float, starting: Callable[[Entry], None]
-) -> None:
-    """Start every plugin, in `limit_s` together. If one fails, stop those that had started.
-
-    `starting` is called before each one. A `ValueError` becomes `Misconfigured`. Any other exception becomes a
-    `GatewayError`, because it may pass: a service that the plugin needs may not answer yet, and a service manager must go on
-    restarting the gateway.
-    """
-    deadline = time.monotonic() + limit_s
-    for index, entry in enumerate(entries):
-        starting(entry)
-        try:
-            entry.services = services.named(entry.name)
-            if await _in_time(entry.plugin.start(entry.services), deadline):
-                continue
-            raise GatewayError(str(entry.wrong(f"'{entry.name}' did not start within {limit_s:g} s")))
-        except BaseException as error:
-            await _close(entry, time.monotonic() + STOP_LIMIT_S)
-            await stop_all(entries[:index])
-            if isinstance(error, GatewayError) or is_cancellation(error):
-                raise
-            if isinstance(error, ValueError):
-                raise entry.wrong(f"'{entry.name}' does not start: {error}") from None
-            raise GatewayError(str(entry.wrong(f"'{entry.name}' does not start: {describe_error(error)}"))) from None
-
-
-async def stop_all(entries: Sequence[Entry], limit_s: float = STOP_LIMIT_S) -> None:
-    """Stop every plugin, last first, in `limit_s` together. What takes longer is cancelled and logged."""
+async def _stop(entries: Sequence[Entry], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     for entry in reversed(entries):
         try:

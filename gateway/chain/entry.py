@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -107,9 +106,9 @@ def wrong_facts(kind: type[Plugin]) -> Iterator[str]:
     for name in ("requires", "provides"):
         facts = getattr(kind, name)
         if not isinstance(facts, tuple) or not all(isinstance(fact, type) for fact in facts):
-            yield f"`{name}` must be a tuple of types, such as `(Caller,)`{_assigned_at(kind, name)}"
+            yield f"`{name}` must be a tuple of types, such as `(Caller,)`"
     if not isinstance(kind.dialects, tuple) or not all(isinstance(each, type) for each in kind.dialects):
-        yield f"`dialects` must be a tuple of classes, such as `(Messages,)`{_assigned_at(kind, 'dialects')}"
+        yield "`dialects` must be a tuple of classes, such as `(Messages,)`"
     if kind.provides and not {"on_request", "request_step"} & set(defined_hooks(kind)):
         yield "`provides` names facts, but there is no `on_request` or `request_step` to set them"
 
@@ -132,19 +131,6 @@ def may_answer(kind: type[Plugin]) -> bool:
     return "on_request" in defined_hooks(kind) and (
         "Reply" in returns or (code is not None and "Reply" in code.co_names)
     )
-
-
-def _assigned_at(kind: type[Plugin], name: str) -> str:
-    """Return the file and the line where a class or a class above it assigns an attribute; empty where that is not found."""
-    for parent in parents(kind):
-        try:
-            lines, first = inspect.getsourcelines(parent)
-        except (OSError, TypeError):
-            continue
-        for number, line in enumerate(lines, first):
-            if re.match(rf"\s+{name}\b[^=]*=", line):
-                return f" ({inspect.getfile(parent)}, line {number})"
-    return ""
 
 
 def _parameters(hook: object) -> str:

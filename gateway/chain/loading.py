@@ -49,7 +49,7 @@ def plugin_class(use: str) -> type[Plugin]:
             ) from None
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
     except BaseException as error:
-        raise ValueError(f"importing `{module_name}` failed: {describe_error(error)}{_cure(error)}") from None
+        raise ValueError(f"importing `{module_name}` failed: {describe_error(error)}") from None
     found = getattr(module, class_name, None)
     if found is None:
         raise ValueError(f"`{module_name}` has no `{class_name}`: name a class of it")
@@ -59,16 +59,6 @@ def plugin_class(use: str) -> type[Plugin]:
         cure = f"install a version of it for API {PLUGIN_API}, or a gateway with API {made_for}"
         raise ValueError(f"`{use}` is made for API {made_for} of plugins, and this gateway has {PLUGIN_API}: {cure}")
     return found
-
-
-def _cure(error: BaseException) -> str:
-    """Return what to do where a class of settings is refused in words of the library that reads it."""
-    text = str(error) if isinstance(error, TypeError) else ""
-    if "__init__" in text:
-        return "; check settings in `__post_init__`, and begin in `start`"
-    if "default_factory" in text:
-        return "; write a tuple, or `msgspec.field(default_factory=...)`"
-    return ""
 
 
 def _check_class(kind: type[Plugin]) -> None:

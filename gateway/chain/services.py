@@ -1,6 +1,6 @@
 """Services: the store, the catalogue, the clock, the log and the sums of spending that plugins are started with, and their work.
 
-`Work` is what a plugin does beside its hooks: tasks that repeat, and a session of HTTP. Both end with the plugin.
+A plugin's work beside its hooks is tasks that repeat, and a session of HTTP. Both end with the plugin.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from gateway.alerts.alerts import Alerts
-from gateway.base import ids
 from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.ids import Clock
 from gateway.base.log import log, place_of
 from gateway.config.schema import Config
 from gateway.domain.budgets import Calendar
@@ -52,16 +52,6 @@ Window = Literal["day", "week", "month"]
 REMEMBERED_S: Final = 1.0
 """How long a sum is used again: one query a second for each account, however many requests it sends."""
 MAX_REMEMBERED: Final = 10_000
-
-
-class Clock(Protocol):
-    """The time. Tests replace it."""
-
-    def time(self) -> float:
-        """Return UTC as seconds since 1970."""
-
-    def monotonic(self) -> float:
-        """Return seconds that never jump, for durations."""
 
 
 class Store:
@@ -159,7 +149,8 @@ class Services:
         self.metrics = self._own_metrics.of(name)
         self.spending = spending or Spending(store.usage.folder, Calendar(catalogue.time_zone, clock))
         """What `spent` reads."""
-        self._work = Work(name, log)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: ClientSession | None = None
 
     def key(self, *parts: str) -> str:
         """Return a key of this plugin's own. Put braces around a part, as in `{account}`, to keep its keys in one cluster slot."""
@@ -168,7 +159,15 @@ class Services:
     @property
     def http(self) -> ClientSession:
         """A client session of aiohttp, which is closed after `stop`. A request takes 30 s at most, unless it says otherwise."""
-        return self._work.http
+        if self._http is None:
+            from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+
+            self._http = ClientSession(
+                timeout=ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S),
+                connector=TCPConnector(limit=MAX_CONNECTIONS),
+                cookie_jar=DummyCookieJar(),
+            )
+        return self._http
 
     def every(self, seconds: float, function: Callable[[], Awaitable[None]]) -> None:
         """Call an asynchronous function again and again: first after `seconds`, then `seconds` after it has ended.
@@ -176,7 +175,20 @@ class Services:
         What it raises is logged with the plugin's name, and it is called again. It is cancelled before `stop` is called. Each
         worker calls it. Raises `ValueError` for what is no time and for more than 16 functions, and `TypeError` for no function.
         """
-        self._work.every(seconds, function)
+        if isinstance(function, Coroutine):
+            function.close()
+            raise TypeError("every: give the function without calling it, as in `services.every(60, self.refresh)`")
+        if not callable(function):
+            raise TypeError(f"every: give an `async` function, not {function!r}")
+        if not seconds > 0:
+            raise ValueError(f"every: give seconds above 0, not {seconds}")
+        if len(self._tasks) >= MAX_TASKS:
+            raise ValueError(f"every: a plugin has {MAX_TASKS} tasks at most")
+        name = getattr(function, "__qualname__", repr(function))
+        task = asyncio.get_running_loop().create_task(
+            self._repeat(seconds, function, name), name=f"{self.name}: {name}"
+        )
+        self._tasks.append(task)
 
     async def spent(self, account: str, window: Window = "day") -> int:
         """Return what an account was charged in this day, week or month, in micros. They begin as those of budgets do.
@@ -201,77 +213,6 @@ class Services:
 
     async def end_tasks(self) -> None:
         """Cancel what `every` calls, and wait until it has ended. The gateway calls it before `stop`."""
-        await self._work.end_tasks()
-
-    async def close(self) -> None:
-        """End what was begun with these services. The gateway calls it after `stop`."""
-        await self._work.close()
-
-
-class SystemClock:
-    """The clock of the machine, or of the store where these differ: see `gateway.base.ids`."""
-
-    def time(self) -> float:
-        return ids.now_ms() / 1000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
-def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = None) -> Services:
-    """Return the services that one configuration's plugins share. Without `own_metrics`, their metrics are not exported."""
-    return Services(
-        name="gateway",
-        store=store,
-        redis=store.client,
-        clock=SystemClock(),
-        log=log,
-        catalogue=Catalogue(config),
-        own_metrics=own_metrics,
-    )
-
-
-class Work:
-    """The tasks and the session of one plugin. `name` and `log` are for its failures."""
-
-    def __init__(self, name: str, log: Any) -> None:
-        self._name = name
-        self._log = log
-        self._tasks: list[asyncio.Task[None]] = []
-        self._http: ClientSession | None = None
-
-    @property
-    def http(self) -> ClientSession:
-        """The session, which is opened when it is used first."""
-        if self._http is None:
-            from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
-
-            self._http = ClientSession(
-                timeout=ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S),
-                connector=TCPConnector(limit=MAX_CONNECTIONS),
-                cookie_jar=DummyCookieJar(),
-            )
-        return self._http
-
-    def every(self, seconds: float, function: Callable[[], Awaitable[None]]) -> None:
-        """Start the task that calls `function` again and again. Raises `ValueError`, and `TypeError` for what is no function."""
-        if isinstance(function, Coroutine):
-            function.close()
-            raise TypeError("every: give the function without calling it, as in `services.every(60, self.refresh)`")
-        if not callable(function):
-            raise TypeError(f"every: give an `async` function, not {function!r}")
-        if not seconds > 0:
-            raise ValueError(f"every: give seconds above 0, not {seconds}")
-        if len(self._tasks) >= MAX_TASKS:
-            raise ValueError(f"every: a plugin has {MAX_TASKS} tasks at most")
-        name = getattr(function, "__qualname__", repr(function))
-        task = asyncio.get_running_loop().create_task(
-            self._repeat(seconds, function, name), name=f"{self._name}: {name}"
-        )
-        self._tasks.append(task)
-
-    async def end_tasks(self) -> None:
-        """Cancel the tasks, and wait until they have ended."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -279,7 +220,7 @@ class Work:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """End the tasks that are left, and close the session."""
+        """End what was begun with these services. The gateway calls it after `stop`."""
         await self.end_tasks()
         http, self._http = self._http, None
         if http is not None:
@@ -295,7 +236,20 @@ class Work:
                 if task is not None and task.cancelling():
                     raise
                 at = place_of(error)
-                self._log.error("plugin_failed", plugin=self._name, hook="every", work=name, at=at, exc_info=error)
+                self.log.error("plugin_failed", plugin=self.name, hook="every", work=name, at=at, exc_info=error)
+
+
+def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = None) -> Services:
+    """Return the services that one configuration's plugins share. Without `own_metrics`, their metrics are not exported."""
+    return Services(
+        name="gateway",
+        store=store,
+        redis=store.client,
+        clock=Clock(),
+        log=log,
+        catalogue=Catalogue(config),
+        own_metrics=own_metrics,
+    )
 
 
 class Spending:

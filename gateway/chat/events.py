@@ -38,7 +38,7 @@ from gateway.chat.sse import (
     plain_events,
     whole_events,
 )
-from gateway.chat.tokens import ALL, OutputCounter, Template, measure
+from gateway.chat.tokens import ALL, OutputCounter, Template, event_tokens
 from gateway.chat.usage import ReportedUsage
 
 MAX_PARSED: Final = 16
@@ -330,7 +330,7 @@ class EventStream:
             return
         self.done = self.done or is_done
         self._finished_choices |= chunk.finished
-        no_more_output = self.output.all_events == self.output_at_usage and (is_done or not measure(event).tokens)
+        no_more_output = self.output.all_events == self.output_at_usage and (is_done or not event_tokens(event))
         if self.all_finished and no_more_output:
             self.usage.set_final()
 

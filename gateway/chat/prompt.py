@@ -37,7 +37,6 @@ from gateway.chat.usage import BYTES_PER_TOKEN
 ENCODED_TOKENS: Final = 1105
 """What OpenAI counts for a picture of 2048 x 4096 pixels in high detail (its guide on vision, "Calculating costs")."""
 ENCODED_BYTES: Final = ENCODED_TOKENS * BYTES_PER_TOKEN
-WINDOWS: Final = 16
 WINDOW_BYTES: Final = 1024
 
 SETTINGS_BYTES: Final = 256
@@ -160,7 +159,7 @@ _encoded = msgspec.json.Decoder(_Encoded)
 
 def estimate_tokens(raw: bytes | bytearray, messages: msgspec.Raw, read: Sequence[Message]) -> int:
     """Return the estimate for a body. `messages` is that field as it was received, `read` what was read of it."""
-    escaped = _has_escapes(raw)
+    escaped = raw.find(b"\\u") >= 0
     text = max(len(memoryview(messages)), len(raw) - SETTINGS_BYTES) - (_excess(raw) if escaped else 0)
     encoded = 0
     for message in read if len(raw) > ENCODED_BYTES else ():
@@ -184,14 +183,6 @@ def encoded_string(part: Part) -> bytes:
         value = getattr(_encoded.decode(value), member)
     decoded = _opens(value, b'"') and (member == "data" or DATA_URL.match(value))
     return bytes(value) if decoded else b""
-
-
-def _has_escapes(text: bytes | bytearray) -> bool:
-    """Return whether one of some windows has an escape. Most bodies have none, and a search of the whole takes long."""
-    if len(text) <= WINDOW_BYTES:
-        return text.find(b"\\u") >= 0
-    step = max(WINDOW_BYTES, len(text) // WINDOWS)
-    return any(text.find(b"\\u", start, start + WINDOW_BYTES) >= 0 for start in range(0, len(text), step))
 
 
 def _excess(text: bytes | bytearray) -> int:

@@ -8,9 +8,7 @@
 - A body is never decoded to Python objects as a whole. Skipping a value checks its syntax fully (numbers, escapes,
   surrogate pairs, control characters), but neither the encoding of its strings nor its depth; both are checked here.
 - A change (`changed`) sets fields and drops fields. The whole body is encoded again and goes through the same checks as one of a
-  caller, so that a change can do nothing that a caller could not ask for. Values of Python that are not JSON are refused: an
-  encoder writes more than JSON has (NaN as null, bytes as Base64, a set as an array, a number that is a key as a string), and the
-  meaning would be lost without a word.
+  caller, so that a change can do nothing that a caller could not ask for.
 - `FixedFields` are put into the top level of a body, which is encoded again in any case: the caller's other values stay as they
   are.
 """
@@ -19,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, MutableMapping
-from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -84,9 +81,6 @@ _own_tools = msgspec.json.Decoder(list[_Function | _Custom] | None)
 
 FIXED: Final = frozenset({"stream", "stream_options"})
 """How the answer is delivered. The caller reads what it asked for."""
-
-MOST_LEVELS: Final = 200
-"""More than a body may have: that limit is checked with the whole body."""
 
 _one_value: Final = msgspec.json.Decoder(msgspec.Raw)
 
@@ -383,7 +377,7 @@ async def changed(
 def edited(body: Body, fields: Mapping[str, object], drop: Collection[str]) -> bytes | None:
     """Return a body with some fields set and others dropped, in JSON; None where that changes nothing.
 
-    Raises `ValueError` for a field that cannot be changed, and `ValueError` or `TypeError` for one that JSON does not have.
+    Raises `ValueError` for a field that cannot be changed, or that JSON does not have.
     """
     if isinstance(drop, str):
         raise TypeError(f"`drop` is a list of names: [{drop!r}]")
@@ -396,8 +390,7 @@ def edited(body: Body, fields: Mapping[str, object], drop: Collection[str]) -> b
     for name in drop:
         top.pop(name, None)
     for name, value in fields.items():
-        check_field(name, value)
-        top[name] = value if isinstance(value, msgspec.Raw) else msgspec.Raw(_encode(value))
+        top[name] = _in_json(name, value)
     return None if top == before else _encode(top)
 
 
@@ -431,58 +424,23 @@ class FixedFields:
                 return bound - REQUEST_ALLOWANCE
 
 
-def check_field(name: object, value: object) -> None:
-    """Raise `ValueError` or `TypeError` for a field that JSON does not have. Lists and tuples are arrays.
-
-    `msgspec.Raw` is one value in JSON.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"a field is named by a {type(name).__name__}: in JSON, names are text")
+def _in_json(name: str, value: object) -> msgspec.Raw:
+    """Return a field's value in JSON. Raises `ValueError` for one that JSON does not have, such as NaN, bytes or a set."""
     try:
-        _check_text(name)
-        _check(value, MOST_LEVELS)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"`{ascii(name[:64])[1:-1]}` {error}") from None
+        name.encode()
+        if isinstance(value, msgspec.Raw):
+            _one_value.decode(value)  # with more than one, it could set other fields
+            return value
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_decoded)
+        return msgspec.Raw(text.encode())
+    except (AttributeError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise ValueError(f"`{ascii(name)[1:-1][:64]}` is no JSON: {error}") from None
 
 
-def _check(value: object, levels: int) -> None:
-    if value is None or isinstance(value, bool | int):
-        return
-    if isinstance(value, str):
-        _check_text(value)
-    elif isinstance(value, float):
-        if not isfinite(value):
-            raise ValueError(f"has {value}, which JSON does not have")
-    elif isinstance(value, msgspec.Raw):
-        _check_raw(value)
-    elif not isinstance(value, dict | list | tuple):
-        raise TypeError(f"has a value of the type {type(value).__name__}, which JSON does not have")
-    elif not levels:
-        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if not isinstance(name, str):
-                raise TypeError(f"has a name of the type {type(name).__name__}: in JSON, names are text")
-            _check_text(name)
-            _check(each, levels - 1)
-    else:
-        for each in value:
-            _check(each, levels - 1)
-
-
-def _check_text(text: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError("has half of a surrogate pair, which UTF-8 does not have") from None
-
-
-def _check_raw(raw: msgspec.Raw) -> None:
-    try:
-        _one_value.decode(raw)  # with more than one, it could set other fields
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"is not one value in JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+def _decoded(value: object) -> object:
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    raise TypeError(f"a {type(value).__name__} is not JSON serializable")
 
 
 def decode(data: bytes) -> Any:

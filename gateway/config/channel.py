@@ -7,6 +7,7 @@ so no message and no `repr` shows one.
 
 from __future__ import annotations
 
+import json
 import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
@@ -286,7 +287,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
 
     @cached_property
     def scrubbed(self) -> tuple[str, ...]:
-        """The secrets that are replaced in what callers get, as they are and as addresses have them, the longest first.
+        """The secrets that are replaced in what callers get, as they are and as addresses and JSON have them, the longest first.
 
         Shorter ones, such as the `ollama` that a local server ignores, occur in ordinary text.
         """
@@ -296,10 +297,11 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
 
 
 def _forms(secret: str) -> tuple[str, ...]:
-    """Return a secret as it is, and as an address may have it. Hexadecimal digits may be in either case."""
+    """Return a secret as it is, as JSON may have it (slashes may be escaped), and as an address may, in either case of digits."""
+    in_json = json.dumps(secret)[1:-1]
     encoded = (quote(secret, safe=""), quote_plus(secret, safe=""), quote(secret))
     lower = (re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), each) for each in encoded)
-    return secret, *encoded, *lower
+    return secret, in_json, in_json.replace("/", r"\/"), *encoded, *lower
 
 
 def _is_base_url(url: str) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta, tzinfo
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
+from gateway.base.ids import Clock
 from gateway.domain.facts import NO_BUDGETS, Budgets, Caller
 
 Kind = Literal["day", "week", "month", "total", "requests"]
@@ -56,17 +57,10 @@ def budget_in(mark: str, budgets: Sequence[Budget]) -> tuple[Budget, int | None]
     return next(budget for budget in budgets if budget.field == field), None if ends_ms == NEVER else ends_ms
 
 
-class Times(Protocol):
-    """What tells the time."""
-
-    def time(self) -> float:
-        """Return UTC as seconds since 1970."""
-
-
 class Calendar:
     """The windows of one time zone."""
 
-    def __init__(self, zone: tzinfo, clock: Times) -> None:
+    def __init__(self, zone: tzinfo, clock: Clock) -> None:
         self._zone = zone
         self._clock = clock
         self._today = (0.0, 0.0)

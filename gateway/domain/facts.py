@@ -32,10 +32,6 @@ class AccountLimits(msgspec.Struct, frozen=True):
                 raise ValueError(f"{name} must be from 1 to {LARGEST_RATE}; leave it out for no limit")
 
 
-Limits = AccountLimits
-"""The earlier name of `AccountLimits`."""
-
-
 class Budgets(
     msgspec.Struct,
     frozen=True,

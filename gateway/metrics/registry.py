@@ -129,21 +129,10 @@ class Metrics:
     def use(self, catalogue: Catalogue) -> None:
         """Count under the names of `catalogue` from now on, and forget the series of other names."""
         self.catalogue = catalogue
-        names = {"model": {*catalogue.models, OTHER, NONE}, "channel": {*catalogue.channels, OTHER, NONE}}
-
-        def keep(key: Key) -> bool:
-            family = FAMILIES.get(key[0])
-            labels = zip(family.labels, key[1:], strict=False) if family is not None else ()
-            return all(value in names[label] for label, value in labels if label in names)
-
+        models, channels = {*catalogue.models, OTHER, NONE}, {*catalogue.channels, OTHER, NONE}
         self.channels.forget(catalogue.channels)
-        self.shared.keep(keep)
         self.channels.use(catalogue.channels)
-        self._series = {
-            key: series
-            for key, series in self._series.items()
-            if key[1] in names["model"] and key[2] in names["channel"]
-        }
+        self._series = {key: series for key, series in self._series.items() if key[1] in models and key[2] in channels}
 
     def ended(self, exchange: Exchange) -> None:
         """Count a request at its end."""
@@ -260,7 +249,7 @@ class ChannelMetrics:
         self._conditions: dict[str, Numbers] = {}
 
     def forget(self, channels: Collection[str]) -> None:
-        """Let all channels but these have no condition any more. To be called while their series are still kept."""
+        """Let all channels but these have no condition any more."""
         for key, _ in self._shared:
             if key[0] == "channel_condition" and key[1] not in channels:
                 self._shared.at(key)[0] = 0.0

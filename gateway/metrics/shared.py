@@ -1,9 +1,7 @@
 """Numbers that one process writes and others read, in memory shared by a parent process and the children that it forks.
 
 One process at a time writes a set of numbers, without a lock: each number is eight aligned bytes. They outlive the process,
-so that its successor continues to count from them.
-
-Where the memory is full, the series of names that the configuration no longer has make room for others. No entry ever moves.
+so that its successor continues to count from them. No entry moves, and none is removed.
 
 `Family` is one metric: its kind, its labels, and how the numbers of several processes are made one.
 """
@@ -13,7 +11,6 @@ from __future__ import annotations
 import mmap
 import struct
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
@@ -28,10 +25,8 @@ SIZE: Final = 1024 * 1024
 """Bytes for all keys and numbers of one process; pages that are not written use no memory."""
 
 _NUMBER: Final = struct.Struct("d")
-_HEAD: Final = struct.Struct("<HHI")
-"""Before each key: its length in bytes (0: the entry is free), the bytes that it may have, and how many numbers follow."""
-_ROOM: Final = 64
-"""Keys get a multiple of this many bytes, so that an entry can be used again for another key."""
+_HEAD: Final = struct.Struct("<II")
+"""Before each key, which is padded to eight bytes: its length, and how many numbers follow."""
 _USED: Final = struct.Struct("<Q")
 """At the start: the bytes used after it."""
 
@@ -48,18 +43,6 @@ class SharedNumbers:
         self._view = memoryview(self._memory)
         self._numbers: dict[Key, Numbers] = {}
         self._full = False
-        self._keep: Callable[[Key], bool] = lambda key: True
-        self._free: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        """Where entries are that may be used again, by room and width."""
-
-    def keep(self, keep: Callable[[Key], bool]) -> None:
-        """Forget the keys for which `keep` is false: nothing is counted there any more, and others may use their memory.
-
-        They are exported until another key needs it.
-        """
-        self._keep = keep
-        self._numbers = {key: numbers for key, numbers in self._numbers.items() if keep(key)}
-        self._full = False
 
     def at(self, key: Key, width: int = 1) -> Numbers:
         """Return the key's numbers, which begin as 0.0; keep them where you count often.
@@ -73,28 +56,18 @@ class SharedNumbers:
 
     def __iter__(self) -> Iterator[tuple[Key, list[float]]]:
         """Yield all keys with their present numbers."""
-        for start in self._entries():
-            encoded, numbers = self._entry(start)
-            values = list(numbers)
-            if encoded and self._entry(start)[0] == encoded:  # else its writer is using it for another key
-                key = _key(encoded)
-                if key is not None:
-                    yield key, values
-
-    def _entries(self) -> Iterator[int]:
-        """Yield where each entry begins."""
         start, end = _USED.size, self._end()
         while start < end:
-            yield start
-            _, room, width = _HEAD.unpack_from(self._memory, start)
-            start += _size(room, width)
+            encoded, numbers, start = self._entry(start)
+            if (key := _key(encoded)) is not None:
+                yield key, list(numbers)
 
-    def _entry(self, start: int) -> tuple[bytes, Numbers]:
-        """Return the encoded key of an entry, empty for a free one, and its numbers."""
-        length, room, width = _HEAD.unpack_from(self._memory, start)
+    def _entry(self, start: int) -> tuple[bytes, Numbers, int]:
+        """Return the encoded key of an entry, its numbers, and where the next one begins."""
+        length, width = _HEAD.unpack_from(self._memory, start)
         name = start + _HEAD.size
-        numbers = self._view[name + room : start + _size(room, width)].cast("d")
-        return self._memory[name : name + length], numbers
+        first, end = name + _padded(length), name + _padded(length) + _NUMBER.size * width
+        return self._memory[name : name + length], self._view[first:end].cast("d"), end
 
     def _end(self) -> int:
         (used,) = _USED.unpack_from(self._memory)
@@ -102,51 +75,20 @@ class SharedNumbers:
 
     def _find_or_make(self, key: Key, width: int) -> Numbers:
         encoded = msgspec.json.encode(key)
-        room = -(-len(encoded) // _ROOM) * _ROOM
-        head, end = _HEAD.pack(len(encoded), room, width), self._end()
-        start = self._memory.find(head + encoded, _USED.size, end)
-        if start >= 0:
-            return self._entry(start)[1]
-        if end + _size(room, width) <= len(self._memory):
-            self._write(end, head, encoded)
+        whole, end = _HEAD.pack(len(encoded), width) + encoded, self._end()
+        start = self._memory.find(whole, _USED.size, end)
+        if start < 0:
+            size = _HEAD.size + _padded(len(encoded)) + _NUMBER.size * width
+            if end + size > len(self._memory):
+                if not self._full:
+                    log.error("metrics_full", reason="there is no room for more series: new ones are not exported")
+                self._full = True
+                return memoryview(bytearray(_NUMBER.size * width)).cast("d")
+            start = end
+            self._memory[start : start + len(whole)] = whole
             # last: a concurrent reader sees complete entries only
-            _USED.pack_into(self._memory, 0, end + _size(room, width) - _USED.size)
-            return self._entry(end)[1]
-        fresh = memoryview(bytearray(_NUMBER.size * width)).cast("d")
-        if not (start := self._reusable(room, width)):
-            return fresh
-        _HEAD.pack_into(self._memory, start, 0, room, width)
-        self._entry(start)[1][:] = fresh
-        self._write(start, head, encoded)
+            _USED.pack_into(self._memory, 0, end + size - _USED.size)
         return self._entry(start)[1]
-
-    def _write(self, start: int, head: bytes, encoded: bytes) -> None:
-        name = start + _HEAD.size
-        self._memory[name : name + len(encoded)] = encoded
-        self._memory[start:name] = head
-
-    def _reusable(self, room: int, width: int) -> int:
-        """Return where an entry of this size is that is not needed; 0 if there is none, which is logged once."""
-        if not self._full and not self._free[room, width]:
-            self._free.clear()
-            for start in self._entries():
-                _, its_room, its_width = _HEAD.unpack_from(self._memory, start)
-                if self._unneeded(start):
-                    self._free[its_room, its_width].append(start)
-        starts = self._free[room, width]
-        while starts:
-            start = starts.pop()
-            if self._unneeded(start):  # its channel may have come back
-                return start
-        if not self._full:
-            log.error("metrics_full", reason="there is no room for more series: new ones are not exported")
-        self._full = True
-        return 0
-
-    def _unneeded(self, start: int) -> bool:
-        encoded = self._entry(start)[0]
-        key = _key(encoded) if encoded else None
-        return key is None or not self._keep(key)
 
 
 class SharedHistogram:
@@ -177,9 +119,8 @@ def _key(encoded: bytes) -> Key | None:
         return None
 
 
-def _size(room: int, width: int) -> int:
-    """Return the bytes of an entry."""
-    return _HEAD.size + room + _NUMBER.size * width
+def _padded(length: int) -> int:
+    return -(-length // 8) * 8
 
 
 class Family(msgspec.Struct, frozen=True):

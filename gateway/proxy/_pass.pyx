@@ -11,6 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.string cimport memchr, memcmp, memcpy
 
+from gateway.chat import tokens
 from gateway.chat._plain cimport is_plain
 
 cdef extern from "<string.h>" nogil:
@@ -26,6 +27,7 @@ cdef object BODY
 cdef object BUFFER
 cdef const char* READ
 cdef Py_ssize_t LONGEST
+cdef Py_ssize_t LARGE = tokens.LARGE
 cdef const char* DIGITS = b"0123456789abcdef"
 
 
@@ -36,17 +38,6 @@ def use(buffer, Py_ssize_t longest, body):
     BUFFER = buffer
     READ = <const char*>PyMemoryView_GET_BUFFER(buffer).buf
     LONGEST = longest
-
-
-cdef bint has_escape(const char* at, const char* end, bint quoted) noexcept nogil:
-    """Return whether printable ASCII is escaped, in which a credential may be spelled; quotes and backslashes only if `quoted`."""
-    while True:
-        at = <const char*>memchr(at, c'\\', end - at)
-        if at == NULL:
-            return False
-        if quoted or end - at < 6 or at[1] == c'/' or (memcmp(at + 1, b"u00", 3) == 0 and c'2' <= at[4] <= c'7'):
-            return True
-        at += 2
 
 
 cdef Py_ssize_t chunk_size(const char** at, const char* end) noexcept nogil:
@@ -99,7 +90,7 @@ cdef class EventPass:
     cdef bint _in_chunk, _line_ended, _ready
     cdef tuple _secrets
     cdef object _relay, _caller, _exchange, _events, _output, _ended, _now, _write
-    cdef Py_ssize_t _received, _max_received, _count, _bytes, _output_events, _output_bytes, _next_sample, _large, _shortest, _shortest_spelled
+    cdef Py_ssize_t _received, _max_received, _count, _bytes, _output_events, _output_bytes, _next_sample, _shortest
     cdef double _longest_gap
 
     def __cinit__(self, *args, **kwargs):
@@ -121,12 +112,7 @@ cdef class EventPass:
         self._output, self._ended = relay.events.output, relay.ended
         self._secrets = tuple([credential.encode() for credential in relay.channel.scrubbed])
         # A credential is visible ASCII, see `Channel`: it is in one event, and mostly between two quotes.
-        self._shortest = min([0 if b'"' in secret or b"\\" in secret else len(secret) for secret in self._secrets], default=sys.maxsize)
-        # The shortest escape is `\/` where there is a slash, and else `\uXXXX` in place of one letter.
-        self._shortest_spelled = min(
-            [0 if b'"' in secret or b"\\" in secret else len(secret) + (1 if b"/" in secret else 5) for secret in self._secrets],
-            default=sys.maxsize,
-        )
+        self._shortest = min([0 if b'"' in secret else len(secret) for secret in self._secrets], default=sys.maxsize)
         self._now, self._write = relay._loop.time, relay._caller._transport.write
         self._max_received = relay.channel.max_response_bytes
         self._ready = False
@@ -162,7 +148,7 @@ cdef class EventPass:
     cdef bint _read_output(self):
         output = self._output
         self._output_events, self._output_bytes = output.events, output.bytes
-        self._next_sample, self._large = output._next, output._large
+        self._next_sample = output._next
 
     cdef bint _pass_on(self, const char* data, const char* end):
         cdef const char* at = data
@@ -178,8 +164,6 @@ cdef class EventPass:
         for secret in self._secrets if longest >= self._shortest else ():
             if memmem(data, end - data, PyBytes_AS_STRING(secret), PyBytes_GET_SIZE(secret)) != NULL:
                 return False
-        if longest >= self._shortest_spelled and has_escape(data, end, self._shortest == 0):
-            return False
         if self._received + body > self._max_received or self._caller.gone or self._ended.done():
             return False
         chunk, exchange = one_chunk(data, end, body), self._exchange
@@ -197,7 +181,7 @@ cdef class EventPass:
         self._relay._received = self._received
         self._count += events
         self._events.events = self._count
-        if body > self._large or self._output_events + events > self._next_sample:
+        if body > LARGE or self._output_events + events > self._next_sample:
             self._output.add(chunk[len(chunk) - body - 2 : len(chunk) - 2], events)
             self._read_output()
         else:

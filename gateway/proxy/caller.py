@@ -224,7 +224,7 @@ def render_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
     if not _are_valid(tuple(headers)) or encoded.translate(None, _IN_LINES) != b"\r\n" * len(headers):
         raise _invalid(headers)
     start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return b"".join(((start + _date.line()).encode(), encoded, framing.encode(), b"\r\n"))
+    return b"".join(((start + _date_line(int(time.time()))).encode(), encoded, framing.encode(), b"\r\n"))
 
 
 def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -257,21 +257,7 @@ def _is_sendable(name: str, value: str) -> bool:
     return bool(name) and not (_NOT_IN_NAME.search(str(name)) or _NOT_IN_VALUE.search(str(value)))
 
 
-class _DateLine:
-    """The `Date` header line (RFC 9110, 6.6.1), formatted once a second."""
-
-    __slots__ = ("_line", "_second")
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._line = ""
-
-    def line(self) -> str:
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n"
-        return self._line
-
-
-_date: Final = _DateLine()
+@lru_cache(1)
+def _date_line(second: int) -> str:
+    """Return the `Date` header line (RFC 9110, 6.6.1)."""
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"

@@ -3,8 +3,8 @@
 An answer as a whole they read before anything of it is sent, and may end the exchange with an error in its place.
 
 Before that, the channel's credentials are replaced wherever they occur in the bytes of events, however reads split them
-(`Redaction`). A credential with characters that are escaped in JSON is recognised, too. One that an upstream changes is not:
-encoded, in another case, or split over the texts of two events.
+(`Redaction`), in the forms of `Channel.scrubbed`. One that an upstream changes otherwise is not recognised: in another case, with
+letters written as `\\uXXXX`, or split over the texts of two events.
 
 `EndReason` is why a relay ended, and what that means for a caller that has had the first byte.
 """
@@ -25,7 +25,6 @@ from gateway.chat.sse import QUOTE, whole_events
 from gateway.chat.tokens import ALL
 from gateway.domain.exchange import Exchange, Outcome
 from gateway.proxy import failure
-from gateway.proxy.failure import LONGEST, without
 
 ChunkHook = Callable[[Exchange, bytes], None]
 Named = tuple[str, ChunkHook]
@@ -113,12 +112,11 @@ def run_response_hooks(exchange: Exchange, hooks: Sequence[NamedResponse]) -> No
 class Redaction:
     """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
 
-    __slots__ = ("_credentials", "_events", "_secrets", "_tail", "shortest")
+    __slots__ = ("_events", "_secrets", "_tail", "shortest")
 
     def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
         self._events = events
-        self._credentials = tuple(credentials)
-        self._secrets = tuple([credential.encode() for credential in self._credentials])
+        self._secrets = tuple([credential.encode() for credential in credentials])
         self._tail = b""
         self.shortest = ALL + 1
         """How many novel bytes of a text may contain a secret. A secret with a quote may begin before the text."""
@@ -135,7 +133,7 @@ class Redaction:
         whole = self._redact(self._take_held() + whole)
         if not self._events.at_boundary:
             # Part of an event that is too long to wait for: a secret may be split here.
-            keep = max(1, *(LONGEST * len(secret) - 1 for secret in self._secrets))
+            keep = max(1, *(len(secret) - 1 for secret in self._secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]
             self._events.output.add_unread(-len(self._tail))
         return whole
@@ -155,11 +153,6 @@ class Redaction:
             if data.find(secret) >= 0:  # `in` would raise and drop an exception
                 data = data.replace(secret, REDACTED)
                 self._events.template.forget()
-        if data.find(b"\\") >= 0:
-            spelled = without(data, self._credentials, REDACTED)
-            if spelled != data:
-                self._events.template.forget()
-                return spelled
         return data
 
 

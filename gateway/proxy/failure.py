@@ -5,18 +5,15 @@ what the request contains. Their text is never shown. Other statuses from 400 to
 passed on. Everything else is the channel's fault, or something that the request makes the channel do: the circuit breaker
 tells them apart by the accounts that meet it.
 
-The body of a failure is read within a bound; the headers that say when to retry count; and credentials are replaced, also where
-JSON spells a character as `\\uXXXX`, or a slash, a quote or a backslash after a backslash. Honest upstreams escape no printable
-ASCII but quotes and backslashes, so that nothing is searched in what they send.
+The body of a failure is read within a bound; the headers that say when to retry count; and credentials are replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -48,11 +45,6 @@ per minute a quota.
 REDACTED: Final = "[redacted]"
 
 NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
-
-LONGEST: Final = len(r"\u0041")
-"""Bytes of a character in JSON, at most."""
-_ESCAPED: Final = re.compile(rb"\\(?:u00[2-7]|/)")
-_WITH_BACKSLASH: Final = '"\\/'
 
 
 class CallerGone(Exception):
@@ -173,11 +165,9 @@ def timed_out(to: str = "begin its answer") -> UpstreamFailure:
 
 
 def scrubbed(text: str, credentials: Sequence[str]) -> str:
-    """Return `text` with the channel's credentials replaced, also where they are escaped as in JSON."""
+    """Return `text` with the channel's credentials replaced."""
     for credential in credentials:
         text = text.replace(credential, REDACTED)
-    if "\\" in text:
-        return without(text.encode(), credentials, REDACTED.encode()).decode()
     return text
 
 
@@ -185,7 +175,7 @@ def scrubbed_bytes(data: bytes, credentials: Sequence[str]) -> bytes:
     """Return the same of bytes, of which the others stay as they are, also where they are no UTF-8."""
     for credential in credentials:
         data = data.replace(credential.encode(), REDACTED.encode())
-    return without(data, credentials, REDACTED.encode()) if b"\\" in data else data
+    return data
 
 
 def _auth_failed() -> Refused:
@@ -273,24 +263,3 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def should_retry(headers: Mapping[str, str]) -> bool | None:
     """Return what the upstream's `x-should-retry` says, None where it has none."""
     return {"true": True, "false": False}.get(headers.get("x-should-retry", "").strip().lower())
-
-
-def without(data: bytes, credentials: Iterable[str], replacement: bytes) -> bytes:
-    """Return `data` with the credentials replaced that are spelled with escapes."""
-    for credential in credentials:
-        if _ESCAPED.search(data) or '"' in credential or "\\" in credential:
-            data = _pattern(credential).sub(replacement, data)
-    return data
-
-
-@lru_cache(maxsize=256)
-def _pattern(credential: str) -> re.Pattern[bytes]:
-    return re.compile(b"".join(map(_spellings, credential)))
-
-
-def _spellings(letter: str) -> bytes:
-    units = letter.encode("utf-16-be").hex()
-    escaped = "".join(rf"\\u(?i:{units[start : start + 4]})" for start in range(0, len(units), 4))
-    plain = re.escape(letter)
-    more = rf"|\\{plain}" if letter in _WITH_BACKSLASH else ""
-    return f"(?:{plain}|{escaped}{more})".encode()

@@ -11,13 +11,14 @@ import logging
 import os
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import MutableMapping
 from typing import Any, Final
 
 import structlog
 
 from gateway.base.amounts import amount
+from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.base.text import without_credentials
 
 MAX_VALUE_LENGTH: Final = 2000
@@ -27,7 +28,6 @@ KIND: Final = ("level", "channel", "plugin", "hook", "child", "work")
 """The fields whose values, beside the event, say of which kind a line is."""
 FORMAT: Final = "_format"
 """The field for the text of a library's line before values are put into it."""
-MAX_KINDS: Final = 1000
 ALL_WRITTEN: Final = frozenset({"journal_not_written"})
 """Events of which each line is needed: it names a charge that is nowhere else."""
 CLOCK: Final = "%H:%M:%S"
@@ -98,36 +98,20 @@ class Repetitions:
     """Leaves out lines of a kind of which there were too many, and counts them in `left_out` of the next that is written."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[tuple[object, ...], _Kind] = OrderedDict()
+        self._lines = LeakyBuckets(BURST, BURST, monotonic=time.monotonic)
+        self._left_out = Counter[str]()
 
     def __call__(self, _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Return the record. Raises `structlog.DropEvent` for one that is left out."""
         if event.get("event") in ALL_WRITTEN:
             return event
-        name = (event.pop(FORMAT, event.get("event")), *(str(event.get(field)) for field in KIND))
-        kind = self._kinds.setdefault(name, _Kind())
-        self._kinds.move_to_end(name)
-        if len(self._kinds) > MAX_KINDS:
-            self._kinds.popitem(last=False)
-        now = time.monotonic()
-        drained_at = max(now, kind.drained_at) + 1
-        if drained_at - now > BURST:
-            kind.left_out += 1
+        kind = repr([event.pop(FORMAT, event.get("event")), *(str(event.get(field)) for field in KIND)])
+        if self._lines.add(kind):
+            self._left_out[kind] += 1
             raise structlog.DropEvent
-        kind.drained_at = drained_at
-        if kind.left_out:
-            event["left_out"], kind.left_out = kind.left_out, 0
+        if left_out := self._left_out.pop(kind, 0):
+            event["left_out"] = left_out
         return event
-
-
-class _Kind:
-    """The lines of one kind: when none will count any more (a leaky bucket), and how many were left out."""
-
-    __slots__ = ("drained_at", "left_out")
-
-    def __init__(self) -> None:
-        self.drained_at = 0.0
-        self.left_out = 0
 
 
 def _sanitize(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -24,7 +24,7 @@ from gateway.runtime.handover import WorkerEnd
 from gateway.runtime.maintenance import AlertWriter, Maintenance, Sampler
 from gateway.runtime.process import CUT, run_until_terminated
 from gateway.runtime.reload import Reloader
-from gateway.runtime.revocation import RevocationNews, RevocationWatch
+from gateway.runtime.revocation import RevocationWatch
 from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
@@ -75,8 +75,7 @@ async def _ending_revoked(gateway: Gateway, store: Store) -> AsyncIterator[None]
     if gateway.port.open_streams == "finish":
         yield
         return
-    news = RevocationNews(store.client)
-    async with news, RevocationWatch(gateway.runner, store.client, news):
+    async with RevocationWatch(gateway.runner, store.client):
         yield
 
 

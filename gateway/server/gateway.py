@@ -116,7 +116,7 @@ class Gateway:
         protocol, transport = request.protocol, request.transport
         path = request.raw_path.partition("?")[0]
         if transport is None:  # it was closed between the end of the head and now
-            self._on_unserved(request, left=not protocol.cut_off)
+            self._on_unserved(request, not protocol.cut_off)
             raise ConnectionResetError
         caller = CallerConnection(
             protocol,
@@ -168,8 +168,8 @@ class Gateway:
         head = Request(request.method, path, request.headers, peer, operation, argument, query)
         return Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
 
-    def _on_unserved(self, request: ParsedRequest, *, left: bool) -> None:
-        """Leave a record of a request that was read and is not served, because its connection closes."""
+    def _on_unserved(self, request: ParsedRequest, left: bool) -> None:
+        """Leave a record of a request that was read and is not served, because its connection closes. `left`: the caller did it."""
         if not request.raw_path.startswith(BASE):
             return
         exchange = self._exchange(request, Operation.MISDIRECTED, "", _no_body)

@@ -15,12 +15,13 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -75,37 +76,29 @@ MAX_NAME: Final = 256
 MAX_SHOWN: Final = 64
 """Characters of a wrong name that its error repeats."""
 
-_LIMIT: Final = re.compile(r"[0-9]{1,6}")
-_REQUEST: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-_LINE: Final = re.compile(r"[1-9][0-9]{0,14}-[0-9]{1,18}")
-_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _GROUP_NAMES: Final = {name.removesuffix("_id"): name for name in OWN_GROUPS}
 
 
 class Parameter:
-    """A query parameter: the accepted values in words, and the function that reads them and raises `ValueError` for others."""
+    """A query parameter: the accepted values in words and as a pattern, and the function that reads them.
 
-    def __init__(self, accepted: str, read: Callable[[str], Any]) -> None:
+    The function raises `ValueError` for what is not accepted all the same.
+    """
+
+    def __init__(self, accepted: str, pattern: str = "(?s).*", read: Callable[[str], Any] = str) -> None:
         self.accepted = accepted
-        self.read = read
+        self._pattern = re.compile(pattern, re.ASCII)
+        self._read = read
 
-
-def _limit(text: str) -> int:
-    if not (_LIMIT.fullmatch(text) and 1 <= int(text) <= MOST):
-        raise ValueError
-    return int(text)
+    def value(self, text: str) -> Any:
+        """Return the value of a text. Raises `ValueError`."""
+        if not self._pattern.fullmatch(text):
+            raise ValueError
+        return self._read(text)
 
 
 def _request(text: str) -> str:
-    if not _REQUEST.fullmatch(text):
-        raise ValueError
     check_time(text)
-    return text
-
-
-def _name(text: str) -> str:
-    if not 0 < len(text) <= MAX_NAME:
-        raise ValueError
     return text
 
 
@@ -115,12 +108,26 @@ def _reference(text: str) -> str:
     return text
 
 
-LIMIT: Final = Parameter(f"a number from 1 to {MOST}", _limit)
-AFTER_REQUEST: Final = Parameter("`next` of the answer before, which is a request's id", _request)
-MODEL: Final = Parameter(f"a model's name, of at most {MAX_NAME} characters", _name)
-OUTCOME: Final = Parameter(f"one of {', '.join(Outcome)}", Outcome)
-OPERATION: Final = Parameter(f"one of {', '.join(Operation)}", Operation)
-REFERENCE: Final = Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", _reference)
+def _groups(text: str) -> list[str]:
+    names = text.split(",")
+    if len(set(names)) != len(names) or not set(names) <= _GROUP_NAMES.keys():
+        raise ValueError
+    return [_GROUP_NAMES[name] for name in names]
+
+
+LIMIT: Final = Parameter(f"a number from 1 to {MOST}", f"[1-9][0-9]?|{MOST}", int)
+AFTER_REQUEST: Final = Parameter(
+    "`next` of the answer before, which is a request's id",
+    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}",
+    _request,
+)
+AFTER_LINE: Final = Parameter("`next` of the answer before", r"[1-9][0-9]{0,14}-[0-9]{1,18}")
+MODEL: Final = Parameter(f"a model's name, of at most {MAX_NAME} characters", f"(?s).{{1,{MAX_NAME}}}")
+OUTCOME: Final = Parameter(f"one of {', '.join(Outcome)}", read=Outcome)
+OPERATION: Final = Parameter(f"one of {', '.join(Operation)}", read=Operation)
+REFERENCE: Final = Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", read=_reference)
+DAY: Final = Parameter("a day (UTC), as in 2026-11-21", r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date.fromisoformat)
+GROUPS: Final = Parameter(f"some of {','.join(_GROUP_NAMES)}, each once, with commas between them", read=_groups)
 REQUEST_PARAMETERS: Final = {
     "limit": LIMIT,
     "after": AFTER_REQUEST,
@@ -206,14 +213,6 @@ def _given(limits: AccountLimits) -> dict[str, int]:
     return {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
 
 
-def _line(text: str) -> str:
-    if not _LINE.fullmatch(text):
-        raise ValueError
-    return text
-
-
-AFTER_LINE: Final = Parameter("`next` of the answer before", _line)
-
 LEDGER_PARAMETERS: Final = {"limit": LIMIT, "after": AFTER_LINE}
 
 
@@ -225,22 +224,6 @@ async def ledger_of(account: str, query: str, store: Store, lookups: Lookups) ->
     lines = [{name: getattr(line, name) for name in FIELDS} for line in found.lines]
     return listed(lines, found.next, (), archived=msgspec.to_builtins(found.archived))
 
-
-def _day(text: str) -> date:
-    if not _DAY.fullmatch(text):
-        raise ValueError
-    return date.fromisoformat(text)
-
-
-def _groups(text: str) -> list[str]:
-    names = text.split(",")
-    if len(set(names)) != len(names) or not set(names) <= _GROUP_NAMES.keys():
-        raise ValueError
-    return [_GROUP_NAMES[name] for name in names]
-
-
-DAY: Final = Parameter("a day (UTC), as in 2026-11-21", _day)
-GROUPS: Final = Parameter(f"some of {','.join(_GROUP_NAMES)}, each once, with commas between them", _groups)
 
 USAGE_PARAMETERS: Final = {"by": GROUPS, "from": DAY, "to": DAY}
 
@@ -352,31 +335,27 @@ async def _after(before: asyncio.Task[object] | None, query: Callable[[], Awaita
 def parameters(query: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
     """Return the values of the parameters that a query has, by their names. Raises `Refused`."""
     values: dict[str, Any] = {}
-    for part in filter(None, query.split("&")):
-        name, _, text = (_decoded(piece) for piece in part.partition("="))
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+        "".join(chain.from_iterable(pairs)).encode()
+    except UnicodeError:
+        raise _wrong("The query must be UTF-8 with percent encoding.") from None
+    for name, text in pairs:
         if name not in known:
-            raise _wrong(f"There is no parameter {_shown(name)} here. Known: {', '.join(known)}.", name)
+            raise _wrong(
+                f"There is no parameter {_cleaned(name) or 'without a name'} here. Known: {', '.join(known)}.", name
+            )
         if name in values:
             raise _wrong(f"Give the parameter {name} once.", name)
         try:
-            values[name] = known[name].read(text)
+            values[name] = known[name].value(text)
         except ValueError:
             raise _wrong(f"The parameter {name} must be {known[name].accepted}.", name) from None
     return values
 
 
-def _decoded(text: str) -> str:
-    with suppress(UnicodeError):
-        return unquote_to_bytes(text.replace("+", " ").encode("utf-8", "surrogateescape")).decode()
-    raise _wrong("The query must be UTF-8 with percent encoding.")
-
-
 def _wrong(message: str, name: str | None = None) -> Refused:
     return Refused(400, "invalid_request", message, param=None if name is None else _cleaned(name))
-
-
-def _shown(name: str) -> str:
-    return _cleaned(name) or "without a name"
 
 
 def _cleaned(name: str) -> str:

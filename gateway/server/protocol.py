@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from aiohttp import HttpVersion, StreamReader, web
@@ -102,14 +103,8 @@ AIOHTTP_NAMES: Final = ("_cancel", "_finish", "_task")
 """Undocumented attributes of a request that aiohttp's `RequestHandler` uses, as read in 3.14.5."""
 
 
-class Unserved(Protocol):
-    """Is called for each request that was read and will not be served, because its connection closes.
-
-    `left`: it is the caller who closed the connection.
-    """
-
-    def __call__(self, request: ParsedRequest, *, left: bool) -> None:
-        """Take note of one request."""
+Unserved = Callable[["ParsedRequest", bool], None]
+"""Called for each request that is read and not served, because its connection closes, with whether the caller closed it."""
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -205,7 +200,7 @@ class ServerProtocol(web.RequestHandler):
         finally:
             for request, _ in () if self.unclear else self._messages:
                 if isinstance(request, ParsedRequest):
-                    self._shared.unserved(request, left=self.transport is None and not self.cut_off)
+                    self._shared.unserved(request, self.transport is None and not self.cut_off)
 
     def begin(self) -> None:
         """Note that an exchange begins."""

@@ -15,7 +15,4 @@ else
   if ARGV[3] ~= '' and (mark[1] or '') .. (mark[2] or '') ~= ARGV[3] then return 'CHANGED' end
 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 5))
-if redis.call('HGET', KEYS[1], 'status') ~= 'active' then
-  redis.pcall('PUBLISH', 'gw:revoked', string.match(KEYS[1], '{(.*)}'))
-end
 return 'OK'

@@ -37,7 +37,9 @@ for small hashes, each call would search all requests."""
 _WRITE: Final = Script.load(Path(__file__).with_name("account_write.lua"))
 PAGE_SIZE: Final = 500
 CHANGED: Final = "gw:accounts:changed"
-"""A stream of the ids of accounts that were written, for `gateway.store.accounts`."""
+"""A stream of the ids of accounts that were written, for `Directory`."""
+REVOKED: Final = "gw:revoked"
+"""A stream of the ids of accounts that are no longer active, or have a token that may no longer be used."""
 MOST_CHANGED: Final = 10_000
 MARKED: Final = ("limits", "budgets")
 KEY_KEPT_S: Final = 24 * 3600
@@ -229,8 +231,9 @@ class Accounts:
             raise unknown(account_id)
         if reply == b"CLOSED":
             raise AccountError(f"the account `{account_id}` is closed for good: create another")
-        with suppress(GatewayError):  # the account is written
-            await self._client.call("XADD", CHANGED, "MAXLEN", "~", MOST_CHANGED, "*", "account", account_id)
+        await announce(self._client, CHANGED, account_id)
+        if fields.get("status", AccountStatus.ACTIVE) != AccountStatus.ACTIVE:
+            await announce(self._client, REVOKED, account_id)
         return bool(reply == b"OK")
 
     async def _read(self, ids: Sequence[str], unreadable: Unreadable = _log_unreadable) -> list[Account]:
@@ -246,6 +249,12 @@ class Accounts:
             else:
                 found += [account] if account else []
         return found
+
+
+async def announce(client: Client, stream: str, account_id: str) -> None:
+    """Tell all processes of a write to an account, which is done. Where they are not told, they find it later."""
+    with suppress(GatewayError):
+        await client.call("XADD", stream, "MAXLEN", "~", MOST_CHANGED, "*", "account", account_id)
 
 
 def account_key(account_id: str) -> str:

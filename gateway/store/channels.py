@@ -32,21 +32,6 @@ import msgspec
 
 from gateway.store.client.client import Client, Script
 
-__all__ = [
-    "AccountCoolDown",
-    "AccountReport",
-    "Admission",
-    "ChannelLimits",
-    "ChannelRefusal",
-    "ChannelReport",
-    "ChannelSnapshot",
-    "ChannelStatus",
-    "Channels",
-    "Condition",
-    "CooldownRules",
-    "Disabling",
-]
-
 _SCRIPT: Final = Script.load(Path(__file__).with_name("channels.lua"))
 _encode: Final = msgspec.json.Encoder().encode
 

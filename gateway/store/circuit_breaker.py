@@ -3,11 +3,10 @@
 A call of a healthy channel without limits needs no round trip to the store. The outcomes of calls are reported in the
 background: at once if they may matter to other workers, else twice a second. The same round trip reads the channels' status.
 
-A request that no other channel admits calls a channel whose cool-down is not firm, or of which the account was told that it
-may call it again now. One worker remembers what it told accounts; a retry that reaches another worker is judged by that one's
-knowledge.
+A request that no other channel admits calls a channel whose cool-down is not firm.
 
-`AccountBreaker` is the breaker for the calls of one account: what its requests cause is not held against others.
+`AccountBreaker` is the breaker for the calls of one account: what its requests cause is not held against others. `ChannelBreaker`
+has what all accounts of the worker share.
 """
 
 from __future__ import annotations
@@ -50,8 +49,11 @@ MARGIN_S: Final = 0.05
 """How much longer than needed the announced time is, so that other workers, too, know that the cool-down is over."""
 
 
-class ChannelBreaker(CircuitBreaker):
-    """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner."""
+class ChannelBreaker:
+    """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner.
+
+    An `account` is a digest, empty where a call is of none.
+    """
 
     def __init__(self, store: Channels, channels: Mapping[str, Channel]) -> None:
         self._store = store
@@ -81,12 +83,8 @@ class ChannelBreaker(CircuitBreaker):
             await self.sync()
         self._end_wait()
 
-    async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
+    async def admit(self, candidates: Sequence[Candidate], request_id: str, account: str = "") -> Candidate:
         """Return the first candidate that may be called, with at most one round trip. Raises `Refused` and `StoreAway`."""
-        return await self.admit_for(candidates, request_id, "")
-
-    async def admit_for(self, candidates: Sequence[Candidate], request_id: str, account: str) -> Candidate:
-        """Return the first candidate that the account may call now. Raises the same as `admit`."""
         asked: list[Candidate] = []
         last_resorts: list[Candidate] = []
         for candidate in candidates:
@@ -155,7 +153,7 @@ class ChannelBreaker(CircuitBreaker):
             return asked_s
         return max(min(waits), asked_s)
 
-    async def wait_s_for(self, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
+    async def wait_s(self, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
         """Return the seconds to announce to the account after its calls failed, once the store knows of them; 0 for none.
 
         Where the store does not answer, the worker's own knowledge counts.
@@ -166,23 +164,22 @@ class ChannelBreaker(CircuitBreaker):
         return self._wait_s(candidates, account, asked_s)
 
     def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
+        """Note that the upstream began its answer."""
         if self._channels[candidate.name].answered(request_id, after_s):
             self._changed.set()
 
-    def succeeded_for(self, candidate: Candidate, account: str) -> None:
+    def succeeded(self, candidate: Candidate, account: str) -> None:
         """Note that a call of the account succeeded, which matters where others failed before."""
         if self._channels[candidate.name].succeeded(account):
             self._changed.set()
 
-    def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
-        self.failed_for(candidate, request_id, code, cool_s, "")
-
-    def failed_for(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None, account: str) -> None:
+    def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None, account: str = "") -> None:
         """Note that a call failed, perhaps because of what the account's request contains; without one, for other reasons."""
         self._channels[candidate.name].failed(request_id, code, cool_s, account)
         self._changed.set()
 
     def left(self, candidate: Candidate, request_id: str) -> None:
+        """Note that a call is over."""
         local = self._channels[candidate.name]
         local.report.in_flight -= 1
         if local.probe == request_id:
@@ -246,38 +243,21 @@ class ChannelBreaker(CircuitBreaker):
                 synced.set_result(None)
             await asyncio.sleep(pause_s)
 
-    def why_not_for(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
-        """Return why this account may not call the candidate, as far as this worker knows; empty if it may."""
-        wait_s, firm = self._channels[candidate.name].wait_s(account)
-        refused = firm or (wait_s and not alone)
-        return f"cooling for {-(-wait_s // 1):.0f} s for this account, whose requests fail there" if refused else ""
-
-    async def why_not_alone(self, candidate: Candidate) -> str:
-        limits = self._channels[candidate.name].limits
-        if self._channels[candidate.name].status.credentials_off:
-            return await self.why_not(candidate)
-        (snapshot,) = await self._store.show([candidate.name])
-        if (await self._store.look_alone(limits, cools=snapshot.firm)).index is not None:
-            return ""
-        return await self.why_not(candidate)
-
-    async def why_not(self, candidate: Candidate) -> str:
-        """Return why the candidate may not be called, by what the store knows; empty if it may."""
-        limits = self._channels[candidate.name].limits
-        if self._channels[candidate.name].status.credentials_off:
-            return "has no credential that is switched on"
-        (snapshot,) = await self._store.show([candidate.name])
-        if (await self._store.look([limits])).index is not None:
-            return ""
-        match snapshot.condition:
-            case Condition.DISABLED:
-                return "switched off by an operator"
-            case Condition.COOLING:
-                return f"cooling for {-(-snapshot.cool_ms // 1000)} s after {snapshot.last_error or 'failures'}"
-            case Condition.PROBING:
-                return f"has cooled after {snapshot.last_error or 'failures'}, and another request tries it now"
-            case _:
-                return "full: it has as many requests, at once or in this minute, as its limits allow"
+    async def why_not(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
+        """Return why the account may not call the candidate; empty if it may. `alone`: no other channel can serve."""
+        local = self._channels[candidate.name]
+        if not local.status.credentials_off:
+            if alone:
+                (snapshot,) = await self._store.show([candidate.name])
+                admission = await self._store.look_alone(local.limits, cools=snapshot.firm)
+            else:
+                admission = await self._store.look([local.limits])
+            if admission.index is None:
+                return _told(admission.refusals[0])
+            wait_s, firm = local.wait_s(account)
+            if not firm and (alone or not wait_s):
+                return ""
+        return _known(local, account)
 
 
 class AccountBreaker(CircuitBreaker):
@@ -287,19 +267,18 @@ class AccountBreaker(CircuitBreaker):
 
     def __init__(self, health: ChannelBreaker, account: str) -> None:
         self._health = health
-        self._account = account
+        self._account = digest_of(account)
         self._succeeding = False
 
     async def why_not(self, candidate: Candidate) -> str:
-        return await self._health.why_not(candidate) or self._health.why_not_for(candidate, digest_of(self._account))
+        return await self._health.why_not(candidate, self._account)
 
     async def why_not_alone(self, candidate: Candidate) -> str:
-        account = digest_of(self._account)
-        return await self._health.why_not_alone(candidate) or self._health.why_not_for(candidate, account, alone=True)
+        return await self._health.why_not(candidate, self._account, alone=True)
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         self._succeeding = False
-        return await self._health.admit_for(candidates, request_id, digest_of(self._account))
+        return await self._health.admit(candidates, request_id, self._account)
 
     def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
         self._succeeding = True
@@ -307,18 +286,18 @@ class AccountBreaker(CircuitBreaker):
 
     def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
         self._succeeding = False
-        self._health.failed_for(candidate, request_id, code, cool_s, digest_of(self._account))
+        self._health.failed(candidate, request_id, code, cool_s, self._account)
 
     def unusable(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
         self._succeeding = False
         self._health.failed(candidate, request_id, code, cool_s)
 
     async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
-        return await self._health.wait_s_for(candidates, digest_of(self._account), asked_s)
+        return await self._health.wait_s(candidates, self._account, asked_s)
 
     def left(self, candidate: Candidate, request_id: str) -> None:
         if self._succeeding:
-            self._health.succeeded_for(candidate, digest_of(self._account))
+            self._health.succeeded(candidate, self._account)
         self._health.left(candidate, request_id)
 
 

@@ -91,7 +91,7 @@ class RateLimiter:
     ) -> Taken | Limited:
         """Take one request, `tokens`, and a slot that is released after `lease_ms` at the latest, of the account and of `token`.
 
-        Raises `StoreAway`. The request may then have been counted; `give_back` is right in either case.
+        Raises `StoreAway`. The request may then have been counted; to give it back is right in either case.
         """
         return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms, token)
 
@@ -131,24 +131,20 @@ class RateLimiter:
         """Return what `take` would return now, with what remains before it, without taking. Raises `StoreAway`."""
         return await self._decide("look", account, request_id, scope, rules, tokens, 0, token)
 
-    def give_back(
-        self, account: str, request_id: str, *, scope: str, tokens: int, token_id: str | None = None
-    ) -> asyncio.Future[object]:
-        """Release the slot, and count `tokens` in place of the tokens that were taken. Safe to repeat.
-
-        `token_id`: that of the `TokenLimits` with which they were taken, if any. A correction upwards may exceed the limit; the
-        account then waits until the excess has expired. The command is sent with the others of this tick; the future may get
-        `StoreAway`.
-        """
-        step = self.give_back_step(account, request_id, scope=scope, tokens=tokens, token_id=token_id)
-        return self._client.run(step.script, step.keys, step.arguments)
-
     def give_back_step(
         self, account: str, request_id: str, *, scope: str, tokens: int, token_id: str | None = None
     ) -> Step:
-        """Return the step that does what `give_back` does."""
+        """Return the step that releases the slot, and counts `tokens` in place of the tokens that were taken. Safe to repeat.
+
+        `token_id`: that of the `TokenLimits` with which they were taken, if any. A correction upwards may exceed the limit; the
+        account then waits until the excess has expired.
+        """
         counted = min(tokens, LARGEST_RATE)
         return _step(account, scope, request_id, token_id, ["give_back", request_id, counted])
+
+    def run(self, step: Step) -> asyncio.Future[object]:
+        """Send a step of this class alone, with the other commands of this tick. The future may get `StoreAway`."""
+        return self._client.run(step.script, step.keys, step.arguments)
 
     @staticmethod
     def never_fits(tokens: int, rules: AccountLimits, token: TokenLimits | None) -> Limited | None:
@@ -175,7 +171,7 @@ class RateLimiter:
             return never
         arguments = _arguments(operation, request_id, rules, tokens, lease_ms, token)
         step = _step(account, scope, request_id, token.token_id if token else None, arguments)
-        return _result(rules, token, await self._client.run(step.script, step.keys, step.arguments))
+        return _result(rules, token, await self.run(step))
 
 
 def _step(

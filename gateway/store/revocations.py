@@ -1,6 +1,6 @@
 """Revocations: which tokens that are in use may no longer be used, and the announcement that one is.
 
-The scripts that delete or disable a token, or suspend or close an account, publish the account's id on `CHANNEL`. A message
+What deletes or disables a token, or suspends or closes an account, adds the account's id to the stream `REVOKED`. An announcement
 only causes the gateways to read the account's tokens again, so one that is forged, late or repeated ends nothing.
 """
 
@@ -13,12 +13,9 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.store.accounts import AccountStatus, account_key
+from gateway.store.accounts import REVOKED, AccountStatus, account_key
 from gateway.store.client.client import Client
 from gateway.store.tokens import TokenStatus, token_of, tokens_key
-
-CHANNEL: Final = "gw:revoked"
-"""Where the ids of accounts are published."""
 
 
 class Revocation(msgspec.Struct, frozen=True):
@@ -48,6 +45,18 @@ class Revocations:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+
+    async def announced(self, after: str) -> tuple[str, list[str]]:
+        """Return the accounts that were announced after the announcement of this id, and the id of the last one.
+
+        An empty id stands for the last one of now. Raises `StoreAway` and `StoreError`.
+        """
+        if not after:
+            newest = await self._client.call("XREVRANGE", REVOKED, "+", "-", "COUNT", 1)
+            return newest[0][0].decode() if newest else "0-0", []
+        lines = await self._client.call("XRANGE", REVOKED, f"({after}", "+")
+        accounts = [fields[b"account"].decode() for _, fields in lines]
+        return lines[-1][0].decode() if lines else after, accounts
 
     async def find(
         self, tokens: Mapping[str, Collection[str]], expiries: dict[str, int] | None = None

@@ -1,7 +1,7 @@
 -- Replaces a token's record if it is unchanged since it was read, so no change is lost and no deleted token comes back.
 -- KEYS gw:{account}:tokens, and where it is deleted gw:{account}:wallet, which has the sums of its budgets
--- ARGV: token id, record as read ('' for none), new record ('' deletes), and where the token may no longer be used, its account;
--- where it is deleted, the id of the token under which its budgets count: their sums go with the last token that counts there
+-- ARGV: token id, record as read ('' for none), new record ('' deletes); where it is deleted, its account, and the id of the token
+-- under which its budgets count: their sums go with the last token that counts there
 local kept = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if kept ~= ARGV[2] then return 0 end
 if ARGV[3] == '' then
@@ -15,6 +15,4 @@ if ARGV[3] == '' then
 else
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 end
--- pcall: where the store's user may not publish, the gateways find out when they check what is open.
-if ARGV[4] then redis.pcall('PUBLISH', 'gw:revoked', ARGV[4]) end
 return 1

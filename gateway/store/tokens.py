@@ -25,7 +25,16 @@ import msgspec
 
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.store.accounts import Accounts, AccountStatus, Profile, account_key, profile_of, wallet_key
+from gateway.store.accounts import (
+    REVOKED,
+    Accounts,
+    AccountStatus,
+    Profile,
+    account_key,
+    announce,
+    profile_of,
+    wallet_key,
+)
 from gateway.store.client.client import Client, Script
 from gateway.store.client.steps import Step
 from gateway.store.pepper import Peppers
@@ -211,9 +220,10 @@ class Tokens:
             ends_at = now + overlap_s if old.expires_at is None else min(old.expires_at, now + overlap_s)
             ended = encode(record.replaced(expires_at=ends_at, replaced_by=new.id))
             own = encode(TokenRecord(self._codec.digest(text), new))
-            arguments = (old.id.rpartition("-")[2], raw, ended, chosen, own, account)
+            arguments = (old.id.rpartition("-")[2], raw, ended, chosen, own)
             try:
                 if await self._client.run(_ROTATE, [tokens_key(account)], arguments):
+                    await announce(self._client, REVOKED, account)
                     return made[new.id]
             except StoreAway:
                 if last:
@@ -361,12 +371,13 @@ class Tokens:
         )
         arguments: tuple[str | bytes, ...] = (short_id, expected, raw)
         keys = [tokens_key(account)]
-        if revoked:
-            arguments += (account,)
         if record is None:
             keys.append(wallet_key(account))
-            arguments += ((token_of(expected).counts_as or token_id).rpartition("-")[2],)
-        return bool(await self._client.run(SWAP, keys, arguments))
+            arguments += (account, (token_of(expected).counts_as or token_id).rpartition("-")[2])
+        done = bool(await self._client.run(SWAP, keys, arguments))
+        if done and revoked:
+            await announce(self._client, REVOKED, account)
+        return done
 
 
 def _check_usable(token: Token) -> None:

@@ -343,12 +343,12 @@ def add_tools(body: dict[str, Any], chat: ChatRequest) -> None:
     parallel = chat.get("parallel_tool_calls", bool)
     if isinstance(choice, _Choice):
         if choice.type != "function" or choice.function is None or not tools:
-            raise _unsupported_tools("tool_choice")
+            raise _unsupported("tool_choice")
         chosen: dict[str, Any] = {"type": "tool", "name": choice.function.name}
     else:
         kind = KINDS.get(choice)
         if kind is None or (kind == "any" and not tools):
-            raise _unsupported_tools("tool_choice")
+            raise _unsupported("tool_choice")
         chosen = {"type": kind}
     if not tools:
         return
@@ -361,7 +361,7 @@ def add_tools(body: dict[str, Any], chat: ChatRequest) -> None:
 
 def _tool(tool: _Tool) -> dict[str, Any]:
     if tool.type != "function" or tool.function is None:
-        raise _unsupported_tools("tools")
+        raise _unsupported("tools")
     function = tool.function
     said: dict[str, Any] = {"name": function.name, "input_schema": function.parameters or NO_PARAMETERS}
     if function.description:
@@ -371,10 +371,3 @@ def _tool(tool: _Tool) -> dict[str, Any]:
     if tool.cache_control:
         said["cache_control"] = {"type": "ephemeral"}
     return said
-
-
-def _unsupported_tools(param: str) -> Refused:
-    text = (
-        f"'{param}' asks for something that the upstream of this model cannot do: change it, or choose another model."
-    )
-    return Refused(400, "invalid_request", text, param=param)

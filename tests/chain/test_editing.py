@@ -91,8 +91,8 @@ async def test_nothing_is_edited_after_the_request_hooks() -> None:
         ({"max\u00a0tokens": 9}, "some upstreams take it for 'max_tokens'"),
         ({"n_predict": 9}, "use 'max_tokens' instead"),
         ({"Stream": False}, "some upstreams take it for 'stream'"),
-        ({"temperature": float("inf")}, "`temperature` has inf, which JSON does not have"),
-        ({"x": msgspec.Raw(b'1, "stream": false')}, "`x` is not one value in JSON"),
+        ({"temperature": float("inf")}, "`temperature` is no JSON"),
+        ({"x": msgspec.Raw(b'1, "stream": false')}, "`x` is no JSON"),
         ({"seed": [[[]]] * 60_000}, "more than 100000 arrays"),
     ],
 )

@@ -197,7 +197,7 @@ def write(folder: Path, name: str, body: str) -> None:
             "    name: str = ''\n    async def on_requst(self, exchange): ...",
             "`on_requst` is not a hook and is never called: did you mean `on_request`? ({file}, line 5)",
         ),
-        ("    requires = ('Caller',)", "`requires` must be a tuple of types, such as `(Caller,)` ({file}, line 4)"),
+        ("    requires = ('Caller',)", "`requires` must be a tuple of types, such as `(Caller,)`"),
         (
             "    API = 2",
             "`wrong_0815:P` is made for API 2 of plugins, and this gateway has 1: "
@@ -205,14 +205,12 @@ def write(folder: Path, name: str, body: str) -> None:
         ),
         (
             "    def __init__(self): ...",
-            "importing `wrong_0815` failed: TypeError: Struct types cannot define __init__ ({file}, line 3); "
-            "check settings in `__post_init__`, and begin in `start`",
+            "importing `wrong_0815` failed: TypeError: Struct types cannot define __init__ ({file}, line 3)",
         ),
         (
             "    words: list[str] = ['a']",
             "importing `wrong_0815` failed: TypeError: Using a non-empty mutable collection (['a']) as a default value is unsafe. "
-            "Instead configure a `default_factory` for this field. ({file}, line 3); "
-            "write a tuple, or `msgspec.field(default_factory=...)`",
+            "Instead configure a `default_factory` for this field. ({file}, line 3)",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from gateway import Caller, Exchange, Plugin, Route
 from gateway.base.errors import Misconfigured
 from gateway.chain.chain import check_order
-from gateway.chain.entry import Entry
+from gateway.chain.entry import Entry, wrong_hooks
 from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
@@ -54,5 +54,6 @@ def test_an_editor_below_what_counts_is_refused_with_the_cure(counter: type[Plug
 
 
 def test_an_editor_needs_the_hook_in_which_it_edits() -> None:
-    with pytest.raises(Misconfigured, match="'EditsNothing' declares `edits = True`: it needs an `on_request`"):
-        check_order(entries(EditsNothing(), Routes()))
+    assert list(wrong_hooks(EditsNothing)) == [
+        "`edits = True` is declared, but there is no `on_request` that changes the request"
+    ]

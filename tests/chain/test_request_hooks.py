@@ -10,12 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Exchange, Refused, Step
-from gateway.base.errors import Misconfigured, StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.chain.chain import Chain
-from gateway.chain.entry import Entry
+from gateway.chain.entry import Entry, wrong_hooks
 from gateway.store.client.client import Client
 from gateway.testing import exchange
-from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Routes, Waiter, ran, started
+from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Waiter, ran, started
 
 CLOSED = Refused(403, "closed", "Come back later.")
 WRONG = Refused(401, "wrong", "Another token.")
@@ -308,5 +308,5 @@ class Both(Planner):
 
 
 def test_a_plugin_has_one_form_of_each_hook() -> None:
-    with pytest.raises(Misconfigured, match="'both' defines both on_end and end_step: keep one of them"):
-        Chain([Entry("both", Both()), Entry("routes", Routes())])
+    (found,) = wrong_hooks(Both)
+    assert found.startswith("`on_end` and `end_step` are both defined: keep one of them (")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,18 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpServer
 from structlog.testing import capture_logs
 
-from gateway.base.log import log
-from gateway.chain.services import MAX_TASKS, Work
+from gateway.chain.services import MAX_TASKS, Services
+from gateway.testing import services
 from tests.patience import wait_until
 
 
-def made() -> Work:
-    return Work("office-hours", log)
+@pytest.fixture
+async def work(tmp_path: Path, store_url: str) -> AsyncIterator[Services]:
+    async with services(tmp_path, store_url) as given:
+        yield given.named("office-hours")
 
 
-async def test_a_function_is_called_again_after_a_failure_which_is_logged() -> None:
+async def test_a_function_is_called_again_after_a_failure_which_is_logged(work: Services) -> None:
     calls: list[str] = []
 
     async def refresh() -> None:
@@ -28,7 +31,6 @@ async def test_a_function_is_called_again_after_a_failure_which_is_logged() -> N
         if len(calls) == 1:
             raise SystemExit("a bug")
 
-    work = made()
     with capture_logs() as logged:
         work.every(0.001, refresh)
         await wait_until(lambda: len(calls) >= 3)
@@ -40,7 +42,7 @@ async def test_a_function_is_called_again_after_a_failure_which_is_logged() -> N
     assert calls[0].startswith("office-hours: ")
 
 
-async def test_what_runs_is_cancelled_and_waited_for() -> None:
+async def test_what_runs_is_cancelled_and_waited_for(work: Services) -> None:
     ended = []
 
     async def wait() -> None:
@@ -49,7 +51,6 @@ async def test_what_runs_is_cancelled_and_waited_for() -> None:
         finally:
             ended.append(True)
 
-    work = made()
     before = asyncio.all_tasks()
     work.every(0.001, wait)
     await asyncio.sleep(0.05)
@@ -57,10 +58,9 @@ async def test_what_runs_is_cancelled_and_waited_for() -> None:
     assert (ended, asyncio.all_tasks()) == ([True], before)
 
 
-async def test_what_cannot_be_repeated_is_refused() -> None:
+async def test_what_cannot_be_repeated_is_refused(work: Services) -> None:
     async def nothing() -> None: ...
 
-    work = made()
     with pytest.raises(ValueError, match="give seconds above 0, not 0"):
         work.every(0, nothing)
     for _ in range(MAX_TASKS):
@@ -70,14 +70,13 @@ async def test_what_cannot_be_repeated_is_refused() -> None:
     await work.close()
 
 
-async def test_the_session_is_one_and_is_closed(aiohttp_server: AiohttpServer) -> None:
+async def test_the_session_is_one_and_is_closed(work: Services, aiohttp_server: AiohttpServer) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response(text="hi")
 
     app = web.Application()
     app.router.add_get("/", handler)
     server = await aiohttp_server(app)
-    work = made()
     session = work.http
     async with session.get(server.make_url("/")) as response:
         assert await response.text() == "hi"
@@ -87,11 +86,10 @@ async def test_the_session_is_one_and_is_closed(aiohttp_server: AiohttpServer) -
     assert session.closed
 
 
-async def test_what_is_no_function_is_refused_in_words() -> None:
+async def test_what_is_no_function_is_refused_in_words(work: Services) -> None:
     async def refresh() -> None:
         pass
 
-    work = made()
     with pytest.raises(
         TypeError, match=r"give the function without calling it, as in `services.every\(60, self.refresh\)`"
     ):

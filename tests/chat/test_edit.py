@@ -39,7 +39,7 @@ def test_how_the_answer_is_delivered_cannot_be_changed(name: str) -> None:
 
 
 def test_a_value_without_json_or_a_text_for_a_list_of_names_is_an_error() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="`seed` is no JSON"):
         edited(body(), {"seed": object()}, [])
     with pytest.raises(TypeError, match=r"a list of names: \['user'\]"):
         edited(body(), {}, "user")
@@ -52,26 +52,24 @@ DEEP.append(DEEP)
 @pytest.mark.parametrize(
     ("field", "why"),
     [
-        ({"temperature": float("nan")}, "`temperature` has nan, which JSON does not have"),
-        ({"x": {"y": [1, float("-inf")]}}, "`x` has -inf, which"),
-        ({"user": "\ud800"}, "`user` has half of a surrogate pair"),
-        ({"x": [{"\udfff": 1}]}, "`x` has half of a surrogate pair"),
-        ({"\ud800": 1}, r"`\\ud800` has half of a surrogate pair"),
-        ({"x": {1: 2}}, "`x` has a name of the type int"),
-        ({"x": [{None: 2}]}, "`x` has a name of the type NoneType"),
-        ({7: 1}, "a field is named by a int"),
-        ({"stop": {"a", "b"}}, "`stop` has a value of the type set"),
-        ({"x": [b"bytes"]}, "`x` has a value of the type bytes"),
-        ({"x": datetime(2026, 1, 1, tzinfo=UTC)}, "`x` has a value of the type datetime"),
-        ({"x": Decimal(1)}, "`x` has a value of the type Decimal"),
-        ({"x": DEEP}, "`x` is nested deeper than 200 levels"),
-        ({"x": msgspec.Raw(b'1,"stream":false')}, "`x` is not one value in JSON: trailing characters"),
-        ({"x": [msgspec.Raw(b"NaN")]}, "`x` is not one value in JSON: invalid character"),
-        ({"x": msgspec.Raw(b"[" * 200_000)}, "`x` is not one value in JSON"),
+        ({"temperature": float("nan")}, "`temperature` is no JSON: Out of range float"),
+        ({"x": {"y": [1, float("-inf")]}}, "`x` is no JSON"),
+        ({"user": "\ud800"}, "`user` is no JSON: 'utf-8' codec"),
+        ({"x": [{"\udfff": 1}]}, "`x` is no JSON"),
+        ({"\ud800": 1}, r"`\\ud800` is no JSON"),
+        ({7: 1}, "`` is no JSON: 'int' object"),
+        ({"stop": {"a", "b"}}, "`stop` is no JSON: a set"),
+        ({"x": [b"bytes"]}, "`x` is no JSON: a bytes"),
+        ({"x": datetime(2026, 1, 1, tzinfo=UTC)}, "`x` is no JSON: a datetime"),
+        ({"x": Decimal(1)}, "`x` is no JSON: a Decimal"),
+        ({"x": DEEP}, "`x` is no JSON: Circular reference"),
+        ({"x": msgspec.Raw(b'1,"stream":false')}, "`x` is no JSON: JSON is malformed: trailing characters"),
+        ({"x": [msgspec.Raw(b"NaN")]}, "`x` is no JSON: JSON is malformed: invalid character"),
+        ({"x": msgspec.Raw(b"[" * 200_000)}, "`x` is no JSON"),
     ],
 )
 def test_a_field_that_json_does_not_have_is_refused_by_its_name(field: Any, why: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=why):
+    with pytest.raises(ValueError, match=why):
         edited(body(), field, [])
 
 

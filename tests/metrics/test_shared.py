@@ -61,42 +61,8 @@ def test_a_value_equal_to_a_bound_is_counted_in_its_range() -> None:
     assert numbers == [2.0, 1.0, 1.0, 5.35]
 
 
-def test_where_no_room_is_left_the_keys_that_are_not_kept_make_room() -> None:
-    shared = SharedNumbers(size=4096)
-    shared.at(("always", "here"))[0] = 1
-    with capture_logs() as lines:
-        for generation in range(500):
-            shared.keep(lambda key, now=str(generation): key[1] in ("here", now))  # type: ignore[misc]
-            shared.at(("counter", str(generation)))[0] += 2
-            shared.at(("histogram", str(generation)), 14)[13] += 3
-            exported = dict(shared)
-            assert exported["always", "here"] == [1.0]
-            assert exported["counter", str(generation)] == [2.0]
-            assert exported["histogram", str(generation)] == [0.0] * 13 + [3.0]
-    assert lines == []
-
-
-def test_a_key_that_comes_back_before_its_memory_is_used_keeps_it() -> None:
-    shared = SharedNumbers(size=1024)
-    names = [(str(number),) for number in range(12)]
-    for name in names:
-        shared.at(name)[0] = 1
-    shared.keep(lambda key: key not in names[:2])
-    shared.at(("first",))[0] = 1
-    shared.keep(lambda key: True)
-    shared.at(names[0])[0] += 1
-    with capture_logs() as lines:
-        shared.at(("second",))[0] = 1
-    assert dict(shared) == {name: [1.0] for name in names[2:]} | {names[0]: [2.0], ("first",): [1.0]}
-    assert [line["event"] for line in lines] == ["metrics_full"]
-
-
-def test_an_entry_that_cannot_be_read_is_skipped_and_used_again() -> None:
-    damaged, sound = SharedNumbers(size=4096), SharedNumbers(size=4096)
-    damaged.at(("errors", None))  # type: ignore[arg-type]
-    sound.at(("errors", "none"))
-    assert list(damaged) == []
-    for number in range(1000):
-        damaged.at((f"series {number}",))
-        sound.at((f"series {number}",))
-    assert len(list(damaged)) == len(list(sound))
+def test_an_entry_that_cannot_be_read_is_skipped() -> None:
+    shared = SharedNumbers()
+    shared.at(("errors", None))  # type: ignore[arg-type]
+    shared.at(("errors", "none"))[0] = 1
+    assert dict(shared) == {("errors", "none"): [1.0]}

@@ -132,9 +132,9 @@ def test_a_token_in_the_text_of_an_exception_is_hidden(as_json: bool, capsys: py
 def test_lines_that_repeat_are_left_out_and_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logs.configure(json=True)
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    logs.configure(json=True)
     log = structlog.get_logger("x")
     for number in range(500):
         log.warning("store_away", request_id=str(number))
@@ -159,16 +159,6 @@ def test_lines_that_name_a_charge_are_all_written(capsys: pytest.CaptureFixture[
     for number in range(3 * logs.BURST):
         structlog.get_logger("x").error("journal_not_written", request_id=str(number))
     assert len(lines(capsys)) == 3 * logs.BURST
-
-
-def test_the_kinds_that_are_counted_are_bounded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "MAX_KINDS", 10)
-    logs.configure(json=True)
-    for number in range(50):
-        structlog.get_logger("x").error("reload_refused", channel=str(number))
-    assert len(lines(capsys)) == 50
 
 
 def test_lines_of_a_library_that_differ_in_their_values_are_of_one_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,10 +17,9 @@ from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime import revocation
-from gateway.runtime.revocation import RevocationNews, RevocationWatch
-from gateway.store.accounts import AccountStatus
+from gateway.runtime.revocation import RevocationWatch
+from gateway.store.accounts import REVOKED, AccountStatus, announce
 from gateway.store.client.client import Client
-from gateway.store.revocations import CHANNEL
 from gateway.store.tokens import Authenticated, Created, TokenStatus
 from gateway.testing import exchange, services
 from tests.patience import PATIENCE_S, wait_until
@@ -35,8 +33,7 @@ class Worker:
         self.accounts = given.store.accounts
         self.client = given.store.client
         self.runner = ExchangeRunner(Failover(), Metrics(SharedNumbers(), given.catalogue))
-        self.news = RevocationNews(self.client)
-        self.watch = RevocationWatch(self.runner, self.client, self.news)
+        self.watch = RevocationWatch(self.runner, self.client)
 
     async def open(self, token: Created) -> Exchange:
         """Open a request with a token."""
@@ -46,10 +43,8 @@ class Worker:
         return opened
 
     async def listening(self) -> None:
-        """Wait until the watch knows that its subscription is there."""
-        while not await self.client.call("PUBSUB", "CHANNELS", CHANNEL) or self.news.missed:
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(0.05)
+        """Wait until the watch knows where the announcements are."""
+        await wait_until(lambda: bool(self.watch._seen))
 
     async def delete_unheard(self, token: Created) -> None:
         account, _, short = token.id.rpartition("-")
@@ -75,7 +70,8 @@ async def worker(idle: Worker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     """Yield a worker whose watch runs, and checks nothing unless something is announced."""
     monkeypatch.setattr(revocation, "ROUND", 1 << 62)
     monkeypatch.setattr(revocation, "AGAIN_S", PATIENCE_S * 2)
-    async with idle.news, idle.watch:
+    monkeypatch.setattr(revocation, "INTERVAL_S", 0.05)
+    async with idle.watch:
         await idle.listening()
         yield idle
 
@@ -109,7 +105,7 @@ async def test_a_message_ends_nothing_that_the_store_does_not_confirm(worker: Wo
     opened = await worker.open(await worker.tokens.create("alice"))
     ended = await worker.open(gone := await worker.tokens.create("bob"))
     for account in ("alice", "no-account", "\xff", ""):
-        await worker.client.call("PUBLISH", CHANNEL, account)
+        await announce(worker.client, REVOKED, account)
     await worker.tokens.delete(gone.id)
     await wait_until(lambda: code(ended) is not None)
     assert opened.stopped is None
@@ -119,7 +115,7 @@ async def test_what_expires_is_ended_also_while_the_store_is_away(idle: Worker) 
     token = await idle.tokens.create("alice", expires_at=int(time.time()) + 2)
     opened, other = await idle.open(token), await idle.open(await idle.tokens.create("alice"))
     away = Client.connect("unix:///nowhere/store.sock")
-    idle.news._client = away
+    idle.watch._revocations._client = away
     with pytest.raises(StoreAway):
         await idle.watch.look()
     assert opened.stopped is None
@@ -130,10 +126,7 @@ async def test_what_expires_is_ended_also_while_the_store_is_away(idle: Worker) 
     await away.close()
 
 
-async def test_a_token_that_is_replaced_ends_its_requests_with_the_overlap(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(revocation, "INTERVAL_S", 0.05)
+async def test_a_token_that_is_replaced_ends_its_requests_with_the_overlap(worker: Worker) -> None:
     old, ended = await worker.tokens.create("alice"), await worker.tokens.create("alice")
     overlapping, at_once = await worker.open(old), await worker.open(ended)
     await worker.tokens.rotate(ended.id, 0)
@@ -165,7 +158,6 @@ async def test_a_request_whose_token_was_read_before_and_is_known_after_is_ended
 
 
 async def test_what_was_never_announced_is_found_in_its_turn(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revocation, "INTERVAL_S", 0.02)
     monkeypatch.setattr(revocation, "ROUND", 30)
     token = await worker.tokens.create("alice")
     opened, other = await worker.open(token), await worker.open(await worker.tokens.create("alice"))
@@ -174,17 +166,31 @@ async def test_what_was_never_announced_is_found_in_its_turn(worker: Worker, mon
     assert other.stopped is None
 
 
-async def test_what_is_open_is_checked_when_the_subscription_is_back(
-    idle: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(revocation, "INTERVAL_S", PATIENCE_S * 2)
-    async with idle.news, idle.watch:
-        token = await idle.tokens.create("alice")
-        await idle.listening()
-        opened = await idle.open(token)
-        await idle.delete_unheard(token)
-        await idle.client.call("CLIENT", "KILL", "TYPE", "PUBSUB")
-        await wait_until(lambda: code(opened) is not None)
+async def test_what_is_open_is_checked_when_the_store_answers_again(idle: Worker, client: Client) -> None:
+    opened = await idle.open(token := await idle.tokens.create("alice"))
+    await idle.watch.look()
+    await idle.delete_unheard(token)
+    away = Client.connect("unix:///nowhere/store.sock")
+    idle.watch._revocations._client = away
+    with pytest.raises(StoreAway):
+        await idle.watch.look()
+    idle.watch._revocations._client = client
+    await idle.watch.check_due()
+    assert code(opened) == "token_invalid"
+    await away.close()
+
+
+async def test_what_is_announced_comes_first_and_once(idle: Worker) -> None:
+    await announce(idle.client, REVOKED, "earlier")
+    await idle.watch.look()
+    idle.watch._due = {"waiting": None}
+    for account in ("alice", "bob", "alice"):
+        await announce(idle.client, REVOKED, account)
+    await idle.watch.look()
+    assert list(idle.watch._due) == ["alice", "bob", "waiting"]
+    idle.watch._due.clear()
+    await idle.watch.look()
+    assert idle.watch._due == {}
 
 
 async def test_many_accounts_are_read_in_batches(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +210,7 @@ async def test_nothing_is_ended_while_the_store_is_away_and_what_is_due_stays_du
     token = await idle.tokens.create("alice")
     opened = await idle.open(token)
     await idle.delete_unheard(token)
-    idle.news.accounts.add("alice")
+    idle.watch._due["alice"] = None
     away = Client.connect("unix:///nowhere/store.sock")
     idle.watch._revocations._client = away
     with pytest.raises(StoreAway):

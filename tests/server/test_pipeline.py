@@ -69,7 +69,7 @@ class Site:
         assert slot is not None
         handler = Handler(
             self._server,
-            shared=Shared(self.port, self.slots, lambda request, *, left: None, 1 << 16, self.turns),
+            shared=Shared(self.port, self.slots, lambda request, left: None, 1 << 16, self.turns),
             slot=slot,
             loop=asyncio.get_running_loop(),
             **settings,

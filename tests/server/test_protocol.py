@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from aiohttp import web
 
 import gateway.server.protocol as module
-from gateway.proxy.caller import _DateLine
+from gateway.proxy.caller import _date_line
 from gateway.server.protocol import AIOHTTP_ATTRIBUTES, ServerProtocol
 
 SERVER = Path(module.__file__).parent
@@ -39,11 +38,8 @@ def test_no_other_file_uses_attributes_of_the_request_handler() -> None:
         assert not pattern.search(file.read_text()), file
 
 
-def test_the_date_is_in_http_format_and_formatted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    dates, now = _DateLine(), [784_111_777.9]
-    monkeypatch.setattr("gateway.proxy.caller.time.time", lambda: now[0])
-    first = dates.line()
+def test_the_date_is_in_http_format_and_formatted_once_a_second() -> None:
+    first = _date_line(784_111_777)
     assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
-    assert dates.line() is first
-    now[0] += 0.2
-    assert dates.line() == "Date: Sun, 06 Nov 1994 08:49:38 GMT\r\n"
+    assert _date_line(784_111_777) is first
+    assert _date_line(784_111_778) == "Date: Sun, 06 Nov 1994 08:49:38 GMT\r\n"

@@ -42,7 +42,8 @@ class ScopedLimits:
         )
 
     async def give_back(self, request_id: str, tokens: int = 0, token_id: str | None = None) -> None:
-        await self.limits.give_back("alice", request_id, scope=self.scope, tokens=tokens, token_id=token_id)
+        step = self.limits.give_back_step("alice", request_id, scope=self.scope, tokens=tokens, token_id=token_id)
+        await self.limits.run(step)
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import pytest
 
@@ -13,10 +10,8 @@ from gateway.domain.facts import AccountLimits
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.steps import run_steps
-from gateway.store.client.subscription import Subscription
-from gateway.store.revocations import CHANNEL, DELETED, DISABLED, EXPIRED, INACTIVE, Revocations
+from gateway.store.revocations import DELETED, DISABLED, EXPIRED, INACTIVE, Revocations
 from gateway.store.tokens import Tokens, TokenStatus
-from tests.patience import PATIENCE_S, wait_until
 
 PEPPER = b"a pepper of some length"
 
@@ -34,49 +29,36 @@ def tokens(client: Client, accounts: Accounts) -> Tokens:
     return Tokens(client, lambda: PEPPER)
 
 
-@pytest.fixture
-async def announced(client: Client) -> AsyncIterator[list[str]]:
-    """Yield the accounts that are announced, as they are."""
-    heard: list[str] = []
-    subscribed = asyncio.Event()
-    subscription = Subscription(client, (CHANNEL,), lambda channel, text: heard.append(text.decode()))
-    task = asyncio.create_task(subscription.listen(subscribed.set))
-    await asyncio.wait_for(subscribed.wait(), PATIENCE_S)
-    yield heard
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+async def test_what_revokes_a_token_is_announced(client: Client, accounts: Accounts, tokens: Tokens) -> None:
+    revocations = Revocations(client)
+    seen, _ = await revocations.announced("")
 
+    async def announced() -> list[str]:
+        nonlocal seen
+        seen, found = await revocations.announced(seen)
+        return found
 
-async def until_announced(client: Client, announced: list[str], *accounts: str) -> None:
-    """Assert that these accounts were announced, in this order, and no others."""
-    await client.call("PUBLISH", CHANNEL, "end")
-    await wait_until(lambda: "end" in announced)
-    assert announced == [*accounts, "end"]
-    announced.clear()
-
-
-async def test_what_revokes_a_token_is_announced(
-    client: Client, accounts: Accounts, tokens: Tokens, announced: list[str]
-) -> None:
     token = await tokens.create("alice")
     touch = tokens.touch_step(await tokens.authenticate(token.token))
     assert touch is not None
     await run_steps(client, [touch])
     assert (await tokens.get(token.id)).last_used is not None
     await accounts.change("alice", group="trial", limits=AccountLimits(concurrent=3))
-    await until_announced(client, announced)
+    assert await announced() == []
     await tokens.set_status(token.id, TokenStatus.DISABLED)
-    await until_announced(client, announced, "alice")
+    assert await announced() == ["alice"]
     await tokens.set_status(token.id, TokenStatus.ACTIVE)
-    await until_announced(client, announced)
+    assert await announced() == []
+    await tokens.rotate(token.id, 0)
+    assert await announced() == ["alice"]
     await tokens.delete(token.id)
-    await until_announced(client, announced, "alice")
+    assert await announced() == ["alice"]
     await accounts.set_status("bob", AccountStatus.SUSPENDED)
     await accounts.set_status("alice", AccountStatus.CLOSED)
-    await until_announced(client, announced, "bob", "alice")
+    assert await announced() == ["bob", "alice"]
     await accounts.set_status("bob", AccountStatus.ACTIVE)
-    await until_announced(client, announced)
+    assert await announced() == []
+    assert await revocations.announced("") == (seen, [])
 
 
 async def test_revoked_tokens_are_found(client: Client, accounts: Accounts, tokens: Tokens) -> None:

@@ -24,7 +24,7 @@ from gateway.store.accounts import AccountStatus
 from gateway.store.tokens import Created, TokenRefused
 from gateway.usage.record import Record
 from tests.cli.processes import free_port, gateway, kept_waiting_s
-from tests.patience import PATIENCE_S, TICK_S, wait_until
+from tests.patience import PATIENCE_S, TICK_S
 from tests.whole.books import Books, records_of
 from tests.whole.load import serving
 from tests.whole.raw import Answer, ask, chat, get, read_answer
@@ -281,41 +281,6 @@ async def test_a_store_that_is_away_ends_nothing_and_revocations_are_found_when_
     await assert_charged(gateways, answers, "first", "token_invalid")
     await assert_charged(gateways, after, "second", "token_invalid")
     await books.verify()
-
-
-async def test_a_lost_announcement_is_made_up_for_when_the_subscription_is_back(gateways: Gateways) -> None:
-    async with gateways.serving():
-        others = await gateways.streams(await gateways.account("other"), 4)
-        token = await gateways.account("cut")
-        streams = await gateways.streams(token, 10)
-        await delete_unheard(gateways, token)
-        answers = await gateways.ended(streams, time.monotonic(), "token_invalid")
-        assert not any(stream.task.done() for stream in others)
-        await stop(others)
-    await assert_charged(gateways, answers, "cut", "token_invalid")
-
-
-async def delete_unheard(gateways: Gateways, token: Created) -> None:
-    """Delete a token and cut all subscriptions at the same moment, without an announcement."""
-    async with gateways.books.store() as store:
-        account, _, short = token.id.rpartition("-")
-        killed = store.client.submit("CLIENT", "KILL", "TYPE", "PUBSUB")
-        deleted = store.client.submit("HDEL", f"gw:{{{account}}}:tokens", short)
-        assert await killed >= 4
-        assert await deleted == 1
-
-
-async def test_without_a_subscription_what_is_open_is_checked_every_second(gateways: Gateways) -> None:
-    async with gateways.serving(), gateways.books.store() as store:
-        others = await gateways.streams(await gateways.account("other"), 4)
-        await store.client.call("ACL", "SETUSER", "default", "resetchannels")
-        answers = await revoked(gateways, 10, "unheard", "token_invalid", *DELETE)
-        await wait_until(lambda: all("revocations_not_heard" in log for log in gateways.logs()))
-        await store.client.call("ACL", "SETUSER", "default", "allchannels")
-        await wait_until(lambda: all("revocations_heard" in log for log in gateways.logs()))
-        assert not any(stream.task.done() for stream in others)
-        await stop(others)
-    await assert_charged(gateways, answers, "unheard", "token_invalid")
 
 
 async def test_what_is_revoked_ends_while_the_gateways_drain(gateways: Gateways) -> None:

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.base.errors import Refused
+from gateway.base.ids import Clock
 from gateway.base.text import is_one_line
-from gateway.chain.services import Store, SystemClock
+from gateway.chain.services import Store
 from gateway.config.schema import LARGEST_BUDGET, LARGEST_RATE, Config
 from gateway.domain.budgets import Calendar
 from gateway.domain.catalogue import Catalogue, matches
@@ -100,7 +101,7 @@ class BudgetWindow(msgspec.Struct, frozen=True):
 
 async def budget_use(store: Store, catalogue: Catalogue, account: Account) -> list[BudgetWindow]:
     """Return what each budget of an account counts now: those of its own, and those of its group."""
-    calendar = Calendar(catalogue.time_zone, SystemClock())
+    calendar = Calendar(catalogue.time_zone, Clock())
     budgets = catalogue.budgets(account.group, account.budgets)
     caller = Caller(account=account.id, token_id="", group=account.group, budgets=budgets)
     uses = await store.wallet.budgets(account.id, calendar.budgets(caller))

@@ -21,7 +21,7 @@ from gateway.admin.actions.inputs import (
 )
 from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import Refused
-from gateway.chain.services import SystemClock
+from gateway.base.ids import Clock
 from gateway.config.schema import time_zone
 from gateway.domain.budgets import Calendar
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
@@ -164,7 +164,7 @@ async def list_all(client: LocalClient, query: TokenList) -> Page[Token]:
 async def read(client: LocalClient, token: str) -> TokenNow:
     """Return a token, and what each budget of its own counts now. Its text is not known to the gateway."""
     found = await client.store.tokens.get(token)
-    calendar = Calendar(time_zone(client.config.time_zone), SystemClock())
+    calendar = Calendar(time_zone(client.config.time_zone), Clock())
     return TokenNow(**msgspec.structs.asdict(found), budget_use=await use_of_token(client.store, calendar, found))
 
 

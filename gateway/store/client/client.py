@@ -22,8 +22,6 @@ from gateway.base.errors import StoreAway
 from gateway.store.client.protocol import Argument
 
 if TYPE_CHECKING:  # redis-py takes as long to import as most commands to run: see `connect`
-    from redis.asyncio.connection import AbstractConnection
-
     from gateway.store.client.connection import Convert
     from gateway.store.client.topology import Topology
 
@@ -103,10 +101,6 @@ class Client:
             cursor, page = await self.call("SCAN", cursor or 0, "MATCH", pattern, "COUNT", _PAGE)
             for key in page:
                 yield key.decode()
-
-    async def new_link(self) -> AbstractConnection:
-        """Return a connection of redis-py, not open yet, for a subscription: to the primary, or to a node of a cluster."""
-        return await self._topology.new_link()
 
     async def follow(self) -> None:
         """Switch to the new primary if Sentinel has replaced it; the old one may still respond for seconds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -41,9 +39,6 @@ class Topology(Protocol):
 
     async def follow(self) -> None:
         """Switch to the new primary after a failover, even if the old one still responds."""
-
-    async def new_link(self) -> AbstractConnection:
-        """Return a connection that is not open yet: to the primary, or to a node of a cluster, all of which pass messages on."""
 
     async def close(self) -> None:
         """Wait for the pending replies, then close."""
@@ -151,10 +146,6 @@ class SingleServer:
             old, self._connection = self._connection, self._next()
             await old.close()
 
-    async def new_link(self) -> AbstractConnection:
-        link: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
-        return link
-
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
@@ -197,11 +188,6 @@ class Cluster:
 
     async def follow(self) -> None:
         """Do nothing: redis-py follows the redirections of the nodes."""
-
-    async def new_link(self) -> AbstractConnection:
-        await self._cluster.initialize()  # type: ignore[no-untyped-call, unused-ignore]
-        node = random.choice(self._cluster.get_nodes())  # noqa: S311 - another one, should this one be away
-        return node.connection_class(**{**node.connection_kwargs, "retry": Retry(NoBackoff(), 0)})
 
     async def close(self) -> None:
         if self._tasks:
