@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +20,9 @@ from hypothesis import settings
 
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
+from gateway.usage.home import DATABASES, Home, postgres
 from tests.patience import PATIENCE_S
+from tests.postgres import WHY_NOT, PostgresServer, binary
 from tests.records import OPENED
 
 OF_THE_SUITE: Final = ("GATEWAY_PURE", "GATEWAY_TEST_BROWSER", "GATEWAY_ONE_LOG_REQUESTS", "GATEWAY_STORE_AWAY_S")
@@ -120,6 +123,32 @@ def store_url(store_server: EmbeddedStore) -> str:
         connection.sendall(b"FLUSHALL\r\n")
         assert connection.recv(64) == b"+OK\r\n"
     return store_server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start one PostgreSQL server for the whole session."""
+    if binary("initdb") is None:
+        pytest.skip(WHY_NOT)
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """Drop what the database has, and return its URL."""
+    postgres_server.empty()
+    yield postgres_server.url
+    while DATABASES:
+        DATABASES.popitem()[1].close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    """Return a home of the usage log: one of each kind, for all tests of the log."""
+    folder = tmp_path / "usage"
+    return folder if request.param == "sqlite" else postgres(request.getfixturevalue("database_url"), folder)
 
 
 @pytest.fixture

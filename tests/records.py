@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -10,8 +11,8 @@ from uuid_utils import uuid7
 from gateway.base.ids import arrival_ms, utc
 from gateway.domain.exchange import Outcome
 from gateway.operations.operation import Operation
-from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
+from gateway.usage.home import Home, Writer, writer_of
 from gateway.usage.record import AttemptRecord, Record
 from gateway.usage.sink import Sink
 
@@ -27,13 +28,19 @@ COSTED: Final[dict[str, Any]] = {
 }
 """What is recorded of a prompt that was cached in part, on a channel whose cost is known."""
 
-OPENED: Final[list[UsageDatabase]] = []
+OPENED: Final[list[Writer]] = []
 """What tests have opened: closed at the end of each test."""
 
 
-def usage_database(*arguments: Any) -> UsageDatabase:
+def usage_database(folder: Path) -> UsageDatabase:
     """Return the usage log of a folder, to be written by a test. It is closed when the test ends."""
-    OPENED.append(UsageDatabase(*arguments))
+    OPENED.append(database := UsageDatabase(folder))
+    return database
+
+
+def writer(home: Home) -> Writer:
+    """Return the writer of a home. It is closed when the test ends."""
+    OPENED.append(writer_of(home))
     return OPENED[-1]
 
 
@@ -75,10 +82,9 @@ def end(arrival: Record, **changes: Any) -> Record:
     return msgspec.structs.replace(arrival, **{**served, **changes})
 
 
-def close_open(database: UsageDatabase, before_ms: int) -> int:
-    """Close the open requests that arrived before, as the sink does with those of its own gateway; return how many."""
-    gateways = {"", *(record.gateway for record in queries.select(database.folder, unusable=[]))}
-    lost = database.open_requests(before_ms, gateways, 100_000)
+def close_open(database: Writer, before_ms: int) -> int:
+    """Close the open requests that arrived before, as the sink does; return how many."""
+    lost = database.open_requests(before_ms, (), 100_000)
     database.write([msgspec.structs.replace(record, outcome=Outcome.GATEWAY_CRASHED) for record in lost])
     return len(lost)
 

@@ -37,7 +37,7 @@ from tests.metrics.scrape import scrape as scraped
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 ADMIN_TOKEN = "an-admin-token-of-31-characters"
-GIVEN = {"GATEWAY_REDIS": "redis://store:6379", "OPENAI_API_KEY": "key"}
+GIVEN = {"GATEWAY_REDIS": "redis://store:6379", "GATEWAY_DATABASE": "", "OPENAI_API_KEY": "key"}
 STYLE = "{extends: default, rules: {line-length: {max: 132}, comments-indentation: disable}}"
 
 Samples = dict[str, list[dict[str, str]]]

@@ -32,8 +32,8 @@ from gateway.store.money.wallet import Wallet
 from gateway.store.pepper import PepperSource
 from gateway.store.tokens import Tokens
 from gateway.usage.database import UnusableFile
+from gateway.usage.home import Home, home_of
 from gateway.usage.log import UsageLog
-from gateway.usage.sink import crashed_after_s
 from gateway.usage.sums import Selected, grouped
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class Store:
             )  # it imports aiohttp's client, which takes a fifth of a second
 
             elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2)
-        longest_s = crashed_after_s(config)
-        self.usage = UsageLog(client, config.data_path / "usage", clickhouse=elsewhere, longest_s=longest_s)
+        self.usage = UsageLog(client, home_of(config), clickhouse=elsewhere)
         self._masters = Masters(client, settling)
 
     async def replay_after_failover(self) -> tuple[int, int]:
@@ -115,6 +114,8 @@ class Store:
             yield store
         finally:
             store.journal.close()
+            if not isinstance(store.usage.home, Path):
+                store.usage.home.close()
             await client.close()
             await settling.close()
 
@@ -147,7 +148,7 @@ class Services:
         self.catalogue = catalogue
         self._own_metrics = own_metrics or OwnMetrics(SharedNumbers())
         self.metrics = self._own_metrics.of(name)
-        self.spending = spending or Spending(store.usage.folder, Calendar(catalogue.time_zone, clock))
+        self.spending = spending or Spending(store.usage.home, Calendar(catalogue.time_zone, clock))
         """What `spent` reads."""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: ClientSession | None = None
@@ -194,7 +195,7 @@ class Services:
         """Return what an account was charged in this day, week or month, in micros. They begin as those of budgets do.
 
         It is read from the usage log, which lacks the requests in progress, and those that ended in the last two seconds or so, on
-        whichever gateway; longer where a sink does not run. Raises `StoreAway` where a file of the log cannot be read.
+        whichever gateway; longer where a sink does not run. Raises `StoreAway` where the log cannot be read.
         """
         return await self.spending.spent(account, window)
 
@@ -255,8 +256,8 @@ def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = N
 class Spending:
     """The sums of one usage log. `calendar` says when windows begin."""
 
-    def __init__(self, folder: Path, calendar: Calendar) -> None:
-        self._folder = folder
+    def __init__(self, home: Home, calendar: Calendar) -> None:
+        self._home = home
         self._calendar = calendar
         self._sums: dict[tuple[str, Window], tuple[float, asyncio.Task[int]]] = {}
 
@@ -280,7 +281,7 @@ class Spending:
 
     def _sum(self, account: str, since_ms: int) -> int:
         unusable: list[UnusableFile] = []
-        rows = grouped(self._folder, (), Selected(account=account, since_ms=since_ms), unusable)
+        rows = grouped(self._home, (), Selected(account=account, since_ms=since_ms), unusable)
         if unusable:
             raise StoreAway(f"the usage log cannot be read: {unusable[0]}")
         return sum(row["charge_micros"] or 0 for row in rows)

@@ -76,11 +76,11 @@ def _without_store(
     from gateway.admin.actions.local import Actor, LocalClient
     from gateway.config.schema import load
     from gateway.config.without_keys import load_without_keys
-    from gateway.runtime.data_folder import usage_folder
+    from gateway.runtime.data_folder import usage_home
 
     loaded = (load_without_keys if files else load)(found(config))
     if files:
-        usage_folder(loaded.config)
+        usage_home(loaded.config)
     client = LocalClient(loaded, cast("Store", _Unopened()), Actor(who()))
     try:
         return asyncio.run(_awaited(work(client)))

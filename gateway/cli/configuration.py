@@ -46,6 +46,7 @@ from gateway.store.client.topology import naming_the_store
 from gateway.store.pepper import PepperSource, record_of, refuse_other
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
+from gateway.usage.home import home_of
 
 if TYPE_CHECKING:
     from gateway.chain.checks import Exposure
@@ -90,6 +91,8 @@ def check(
         "bound": None if report.exposure is None else str(report.exposure),
         "warnings": report.warnings + store_notes,
     }
+    if not isinstance(home := home_of(loaded.config), Path):
+        result["usage_log"] = f"PostgreSQL {home.version()}"
     if as_json:
         print_json(result)
     else:

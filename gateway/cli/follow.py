@@ -1,4 +1,4 @@
-"""Following the usage log: over the admin port of a running gateway, or else in the files."""
+"""Following the usage log: over the admin port of a running gateway, or else in its home."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gateway.admin.actions.remote import events_of
 from gateway.admin.http.usage_feed import LIVE, PING_S
 from gateway.config.schema import Config, host_port
 from gateway.usage import queries
+from gateway.usage.home import home_of
 from gateway.usage.record import Record
 
 POLL_S = 0.5
@@ -23,15 +24,15 @@ async def ended(config: Config) -> AsyncGenerator[Record]:
 
     If the connection to the admin port breaks, the files are read from the same place on; no record is lost or repeated.
     """
-    folder = config.data_path / "usage"
-    place = queries.Tail(folder).cursor
+    home = home_of(config)
+    place = queries.Tail(home).cursor
     if config.admin is not None and has_token(config):
         with suppress(ClientError, TimeoutError, OSError):
             async with aclosing(_ended_live(config, config.admin, place)) as records:
                 async for after, record in records:
                     place = after
                     yield record
-    tail = queries.Tail(folder, place)
+    tail = queries.Tail(home, place)
     while True:
         for _, record in tail.poll():
             yield record

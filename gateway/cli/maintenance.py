@@ -41,8 +41,7 @@ from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperRecord, PepperSource, checked
 from gateway.store.tokens import made_before
 from gateway.tools.verify import Coverage, charged_in_log, compare, damage, logged
-from gateway.usage.gaps import load
-from gateway.usage.replication import PeerGateway, forget, gateways_of, unknown_to_store
+from gateway.usage.gateways import KnownGateway, forget, gateways_of
 from gateway.usage.stream import short
 
 if TYPE_CHECKING:
@@ -142,9 +141,9 @@ gateways = typer.Typer(
 
 @gateways.command("list")
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the gateways of the store: when each was last heard of, and what the others do not have of it yet.
+    """List the gateways of the store: when each was last heard of, and what it has not written to the log yet.
 
-    `behind`: seconds of the usage log that it has not read. `files`: files of records that it has not handed over to the others.
+    `files`: files of records in its spool, from a time when the store was away.
 
     Example: `gateway gateways list`
     """
@@ -153,9 +152,9 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         for each in found:
             print_json(_fields(each, own))
         return
-    columns = ("name", "host", "last heard of", "state", "behind", "files", "gaps")
-    rows = [_cells(each, own) for each in found]
-    print_table(columns, rows, optional=("gaps", "files"), empty="No gateway of the store has run yet.")
+    columns = ("name", "host", "last heard of", "state", "files")
+    rows = [[_fields(each, own)[name] for name in ("name", "host", "heard_at", "state", "files")] for each in found]
+    print_table(columns, rows, optional=("files",), empty="No gateway of the store has run yet.")
 
 
 @gateways.command("forget")
@@ -168,26 +167,20 @@ def forget_(
 ) -> None:
     """Forget a gateway that has gone for good, with its disk: requests of it that never ended are then closed.
 
-    The records that it had not handed over are lost; the other gateways go on to say so when they are asked for a request of that
-    time. One that comes back all the same is a gateway of the store again.
+    The records of its spool are lost, and the whole log where it was in files of its own; the other gateways go on to say so when
+    they are asked for a request of that time. One that comes back is a gateway of the store again, if it logs where they do.
 
     Example: `gateway gateways forget 3f9a1c20`
     """
     run_with_store(config, lambda store: _forget(store, name, yes))
 
 
-async def _gateways(store: Store) -> tuple[list[PeerGateway], str]:
-    return await _known(store), store.usage.installation
-
-
-async def _known(store: Store) -> list[PeerGateway]:
-    """Return the gateways of the store, and those that only the disk remembers."""
-    found = await gateways_of(store.client)
-    return found + unknown_to_store(found, load(store.usage.folder).away)
+async def _gateways(store: Store) -> tuple[list[KnownGateway], str]:
+    return await gateways_of(store.client), store.usage.installation
 
 
 async def _forget(store: Store, name: str, yes: bool) -> None:
-    found = [each for each in await _known(store) if not each.about.forgotten_ms]
+    found = [each for each in await gateways_of(store.client) if not each.about.forgotten_ms]
     matching = [each for each in found if name in (each.installation, short(each.installation), each.about.host)]
     if not matching:
         raise refuse(f"there is no gateway `{name}`: see `gateway gateways list`", "not_found")
@@ -206,35 +199,22 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
     typer.echo(f"forgot gateway {gateway.name}, last heard of at {gateway.heard}")
 
 
-def _state(gateway: PeerGateway, own: str) -> str:
+def _state(gateway: KnownGateway, own: str) -> str:
     if gateway.about.forgotten_ms:
         return f"forgotten at {utc(gateway.about.forgotten_ms)}"
     state = "present" if gateway.present else "stopped" if gateway.about.stopped else "away"
     return f"{state}, this one" if gateway.installation == own else state
 
 
-def _behind_s(gateway: PeerGateway) -> int:
-    """Return for how many seconds of the log it has not said that it has read them; entries that it reads at once count as none."""
-    return 0 if gateway.about.forgotten_ms else gateway.behind_ms // 1000
-
-
-def _fields(gateway: PeerGateway, own: str) -> dict[str, object]:
+def _fields(gateway: KnownGateway, own: str) -> dict[str, object]:
     return {
         "name": short(gateway.installation),
         "installation": gateway.installation,
         "host": gateway.about.host,
         "heard_at": gateway.heard,
         "state": _state(gateway, own),
-        "behind_s": _behind_s(gateway),
         "files": gateway.about.files,
-        "gaps": [str(gap) for gap in gateway.about.gaps],
     }
-
-
-def _cells(gateway: PeerGateway, own: str) -> list[object]:
-    values = _fields(gateway, own)
-    gaps = "; ".join(str(gap) for gap in gateway.about.gaps) or "-"
-    return [*(values[name] for name in ("name", "host", "heard_at", "state", "behind_s", "files")), gaps]
 
 
 LONGEST_S: Final = 365 * 86_400
@@ -468,7 +448,7 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
 async def _verify(
     store: Store, account: str, archive: Archive | None, coverage: Coverage, report: VerifyReport
 ) -> None:
-    records = await asyncio.to_thread(logged, coverage.folder, account)
+    records = await asyncio.to_thread(logged, coverage.home, account)
     in_journal = frozenset(settlement.request_id for settlement in store.journal.waiting())
     try:
         audit = await store.wallet.audit(account, archive)
@@ -492,7 +472,7 @@ async def _verify(
 
 async def _without_account(store: Store) -> list[Problem]:
     """Return the accounts that the usage log has charges of and the store does not have."""
-    charged = await asyncio.to_thread(charged_in_log, store.usage.folder)
+    charged = await asyncio.to_thread(charged_in_log, store.usage.home)
     return [
         Problem(
             account,
@@ -507,7 +487,7 @@ def _notes(coverage: Coverage) -> list[str]:
     notes = []
     if coverage.waiting:
         notes.append(
-            f"{coverage.waiting} entries of the usage log are not in its files yet; "
+            f"{coverage.waiting} entries of the usage log are not written yet; "
             "missing records were not reported as wrong: run this again while the gateway is running"
         )
     return [*notes, *coverage.known.notes()]

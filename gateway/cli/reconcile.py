@@ -15,7 +15,7 @@ import typer
 
 from gateway.base.ids import LAST_MS
 from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, progress, refuse
-from gateway.runtime.data_folder import usage_folder
+from gateway.runtime.data_folder import usage_home
 from gateway.tools.reconcile.bill import NANOS, Columns, read
 from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, exported, logged
 
@@ -117,8 +117,8 @@ def reconcile(
             columns = Columns(id_, cost, day_, model)
             join.add_lines(read(bill, columns, progress=on_bytes))
             since, until = _around(first or join.days()[0], last or join.days()[1])
-            folder = usage_folder(settings)
-            join.add_calls(logged(folder, since_ms=since, until_ms=until, unusable=unusable), on_calls)
+            home = usage_home(settings)
+            join.add_calls(logged(home, since_ms=since, until_ms=until, unusable=unusable), on_calls)
             for file in export or ():
                 join.add_calls(exported(file), on_calls)
             period = join.join(first or "", last or "", channel or ())

@@ -12,33 +12,39 @@ import msgspec
 import typer
 
 from gateway.base.amounts import amount
-from gateway.cli.client import ApiOption, account_at, account_of, run_at_files, run_with_client
+from gateway.base.text import counted
+from gateway.cli.client import ApiOption, account_at, account_of, noted, run_at_files, run_with_client
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     RequestArgument,
+    YesOption,
     configuration,
+    confirm,
     end_of_time,
     point_in_time,
     print_csv,
     print_fields,
     print_json,
     printable,
+    progress,
     refuse,
+    run_with_store,
 )
 from gateway.cli.exits import EXIT_CODES
 from gateway.cli.tables import GAP, note_left_out, print_table, terminal_width, width_of
 from gateway.domain.exchange import Outcome
-from gateway.runtime.data_folder import usage_folder
+from gateway.runtime.data_folder import usage_home
 from gateway.usage import queries
+from gateway.usage.completeness import notes
 from gateway.usage.database import SUMS, UnusableFile
-from gateway.usage.gaps import notes
 from gateway.usage.sums import NAMES, Selected
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
     from gateway.admin.actions.requests import RequestPage, Story
     from gateway.admin.actions.usage import SumLine, Summary
+    from gateway.chain.services import Store
     from gateway.config.schema import Config
     from gateway.usage.record import Record
 
@@ -147,7 +153,7 @@ def list_(
         _print_all(records, as_csv)
     else:
         print_requests(records, empty="There are no such requests. Does `--from` reach far enough back?")
-    _note_gaps(page.notes)
+    _note(page.notes)
     _fail(page.unread)
 
 
@@ -186,7 +192,7 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
             run_with_client(config, api, lambda client: _follow_there(client, as_json))
         return
     settings = configuration(config)
-    usage_folder(settings)
+    usage_home(settings)
     with suppress(KeyboardInterrupt):
         asyncio.run(_follow(settings, as_json))
 
@@ -239,7 +245,7 @@ def summary(
             print_json(total)
     else:
         print_sums(groups, totals, empty="No requests ended in that time.")
-    _note_gaps(page.notes)
+    _note(page.notes)
     _fail(page.unread)
 
 
@@ -260,11 +266,53 @@ def export(
     _check_order(since, until)
     unusable: list[UnusableFile] = []
     selected = Selected(account and account_of(config, account), model, outcome, since, until)
-    folder = usage_folder(configuration(config))
-    records = queries.select(folder, **msgspec.structs.asdict(selected), unusable=unusable)
+    home = usage_home(configuration(config))
+    records = queries.select(home, **msgspec.structs.asdict(selected), unusable=unusable)
     _print_all(records, as_csv)
-    _note_gaps(notes(folder, since, until))
+    _note(notes(home, since, until))
     _fail(map(str, unusable))
+
+
+@usage.command("move")
+def move_(config: ConfigOption = None, yes: YesOption = False) -> None:
+    """Copy the log of this gateway from its files to `usage.database`, so that several gateways can share it.
+
+    Stop the gateway first. What was copied before is not copied again, the files stay, and the numbers of requests are compared at
+    the end: then all gateways of the store log to that database.
+
+    Example: `gateway usage move`
+    """
+    settings = configuration(config)
+    if not settings.usage.database:
+        raise refuse('the configuration has no `usage: {database: "postgresql://..."}`: set it first')
+    found = run_with_store(config, lambda store: _move(store, settings, yes))
+    print_table(
+        ("month", "requests", "ended"), [(month, *counts) for month, counts in found.items()], empty="No files."
+    )
+    typer.echo(
+        "The gateways of this store log to `usage.database` from now on. The files stay: delete them when you like."
+    )
+
+
+async def _move(store: Store, settings: Config, yes: bool) -> dict[str, tuple[int, int]]:
+    from gateway.serve.serve import InstanceLock
+    from gateway.usage.gateways import Membership
+    from gateway.usage.home import postgres
+    from gateway.usage.move import move
+
+    home = postgres(settings.usage.database, store.usage.folder)
+    membership = Membership(store.client, home, store.usage.installation)
+    lock = InstanceLock(settings.data_path)
+    try:
+        if await membership.other_database() and not yes:
+            await asyncio.to_thread(confirm, "The gateways log to another database, which is left as it is. Go on?")
+        with progress() as show:
+            found = await asyncio.to_thread(move, home.folder, home, lambda done: show(counted(done, "request")))
+        async with noted(store, "usage.move", months=", ".join(found)):
+            await membership.take()
+    finally:
+        lock.release()
+    return found
 
 
 def _check_order(since: int | None, until: int | None) -> None:
@@ -312,7 +360,7 @@ def _print_ended(record: Record, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _note_gaps(found: Iterable[str]) -> None:
+def _note(found: Iterable[str]) -> None:
     """Print what may be missing in an answer, on standard error."""
     for note in found:
         typer.echo(f"note: {note}", err=True)

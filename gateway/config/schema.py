@@ -32,6 +32,7 @@ from gateway.config.channel import WITH_SECRETS, Channel, is_host
 from gateway.config.decode import Bytes, Count, Seconds, SecondsOrNone, Section, convert, is_amount
 from gateway.config.document import Document, KeyPath, folder_of, make_absolute
 
+DATABASE_URL: Final = re.compile(r"postgres(ql)?://([^/@?#\s]*@)?[^/@?#\s]*(/[^/@?#\s]*)?(\?[^@#\s]*)?")
 CLICKHOUSE_URL: Final = re.compile(
     r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
 )
@@ -180,10 +181,13 @@ class StoreSettings(Section, frozen=True):
 
 
 class UsageSettings(Section, frozen=True):
-    """How many whole months of usage records are kept besides the current one, and the ClickHouse server that gets a copy."""
+    """The PostgreSQL database of the usage log where several gateways share it, how many whole months are kept besides the current
+    one, and the ClickHouse server that gets a copy.
+    """
 
-    hidden = frozenset({"clickhouse"})
+    hidden = frozenset({"database", "clickhouse"})
 
+    database: str = ""
     retention_months: Count = 13
     clickhouse: str = ""
 
@@ -196,6 +200,11 @@ class UsageSettings(Section, frozen=True):
             valid = False
         if not valid:
             raise ValueError("clickhouse must be like https://user:password@host:8443/database")
+        if self.database and not DATABASE_URL.fullmatch(self.database):
+            raise ValueError(
+                "database must be like postgresql://user:password@host:5432/database; in the password write / as %2F, @ as %40, "
+                "# as %23, ? as %3F and % as %25"
+            )
 
 
 class Demo(Section, frozen=True):

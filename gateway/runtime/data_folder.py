@@ -16,6 +16,7 @@ from typing import Final
 from gateway.base import durable
 from gateway.base.errors import GatewayError, Misconfigured, cannot_use
 from gateway.config.schema import Config
+from gateway.usage.home import Home, home_of
 
 FILES: Final = ("store.lock", "appendonlydir", "pepper", "usage", "usage/spool", "journal", "gateway.lock")
 """Files and folders that a gateway and its commands open, where they exist."""
@@ -55,10 +56,12 @@ def existing_folder(config: Config) -> Path:
     return folder
 
 
-def usage_folder(config: Config) -> Path:
-    """Return the folder of the usage log, which may have been copied without a store. Raises `NoStore`."""
-    folder = config.data_path / "usage"
-    return folder if folder.exists() else existing_folder(config) / "usage"
+def usage_home(config: Config) -> Home:
+    """Return the home of the usage log, whose files may have been copied without a store. Raises `NoStore`."""
+    home = home_of(config)
+    if isinstance(home, Path) and not home.exists():
+        existing_folder(config)
+    return home
 
 
 def has_store(config: Config) -> bool:

@@ -129,6 +129,9 @@ class Sampler(BackgroundTask):
         usage = self._gateway.services.store.usage
         with suppress(GatewayError, OSError):
             self._metrics.set("usage_log_waiting", await usage.length())
+            oldest_ms = await usage.oldest_ms()
+            behind_ms = 0 if oldest_ms is None else max(0, ids.now_ms() - oldest_ms)
+            self._metrics.set("usage_log_behind_seconds", behind_ms / 1000)
             self._metrics.set("usage_log_spooled", await asyncio.to_thread(usage.spool.count))
 
     def report_hanging(self) -> None:

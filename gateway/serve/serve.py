@@ -43,7 +43,10 @@ from gateway.server.tls import certificate_of
 from gateway.store import layout, pepper
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store, refuse_database
-from gateway.usage import clickhouse, database, gaps, sink
+from gateway.usage import clickhouse, completeness, database, sink
+from gateway.usage.database import UnusableFile
+from gateway.usage.gateways import Membership
+from gateway.usage.home import home_of
 
 SINK_STOP_S: Final = 20.0
 """Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
@@ -141,10 +144,10 @@ class ParentProcess:
             serve = partial(admin_port.run_portal, self._active, self._handover, url)
             self._supervisor.add("portal", _background(serve))
         if config.usage.clickhouse:
-            self._supervisor.add("clickhouse", _background(lambda stop: clickhouse.run(config, url, stop)))
+            self._supervisor.add("clickhouse", _background(lambda stop: clickhouse.run(config, stop)))
         self._start_alerts()
         if logs.on_terminal():
-            self._supervisor.add("request lines", terminal.work(config.data_path / "usage"))
+            self._supervisor.add("request lines", terminal.work(home_of(config)))
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)
@@ -251,9 +254,19 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> d
     async with Store.open(config, url) as store:
         await layout.ensure(store.client)
         database.check_files(config.data_path / "usage")
+        await _claim_home(store)
         await pepper.ensure(store.client, config.data_path)
         await store.tokens.check_pepper()
         return None if config.demo is None else await demo.opened(store, loaded, config.demo)
+
+
+async def _claim_home(store: Store) -> None:
+    """Log to the same home as the other gateways of the store. Raises `GatewayError` where that is another one."""
+    usage = store.usage
+    try:
+        await Membership(store.client, usage.home, usage.installation).say(usage.spool.count())
+    except UnusableFile as error:  # the requests do not need it, and its sink asks again
+        typer.echo(f"warning: {error}; records wait in the store until it answers", err=True)
 
 
 def _background(run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Work:
@@ -317,7 +330,7 @@ class SinkWatch:
         now = time.monotonic()
         self._silent_s += min(now - self._looked, LONGEST_TICK_S)
         self._looked = now
-        turn = gaps.last_turn(self._folder)
+        turn = completeness.last_turn(self._folder)
         if turn != self._turn:
             if self._reported:
                 log.warning("sink_goes_on")

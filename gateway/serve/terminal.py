@@ -26,6 +26,7 @@ from gateway.metrics.shared import SharedNumbers
 from gateway.runtime.logs import CLOCK, printable
 from gateway.serve.demo import Opened
 from gateway.usage import queries
+from gateway.usage.home import Home
 from gateway.usage.record import Record
 
 LAST = "Stop with Ctrl-C; balances are kept."
@@ -86,7 +87,7 @@ def on_terminal(config: Config, *, recorded: bool) -> str:
     return "\n".join(lines)
 
 
-def work(folder: Path, output: TextIO | None = None) -> Callable[[Callable[[], None]], None]:
+def work(home: Home, output: TextIO | None = None) -> Callable[[Callable[[], None]], None]:
     """Return the work of a child that writes the lines of a usage log to standard error until SIGTERM, the last ones after it."""
 
     def follow(ready: Callable[[], None]) -> None:
@@ -96,7 +97,7 @@ def work(folder: Path, output: TextIO | None = None) -> Callable[[Callable[[], N
             nonlocal stopping
             stopping = True
 
-        tail = queries.Tail(folder)
+        tail = queries.Tail(home)
         signal.signal(signal.SIGTERM, stop)
         ready()
         try:

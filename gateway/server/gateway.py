@@ -39,6 +39,7 @@ from gateway.server.own_records import Lookups
 from gateway.server.protocol import READ_BUFFER, ParsedRequest, ServerProtocol, Shared, Unserved, received
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.server.trusted_proxies import TrustedProxies
+from gateway.usage.completeness import late_since
 
 BASE: Final = "/v1"
 HANDLER_STOP_S: Final = 1.0
@@ -202,11 +203,12 @@ class Gateway:
         headers = {"Content-Type": "text/plain"}
         if path == "/readyz":
             headers["x-config-generation"] = str(self.chain.generation)
-        ok = (
-            f"ok, but the store's clock is {ahead_s} s ahead of this one"
-            if (ahead_s := ids.ahead_ms() // 1000)
-            else "ok"
-        )
+        notes = []
+        if ahead_s := ids.ahead_ms() // 1000:
+            notes.append(f"the store's clock is {ahead_s} s ahead of this one")
+        if late := late_since(self.services.store.usage.folder):
+            notes.append(f"the usage log is {ids.now_ms() // 1000 - late // 1000} s behind")
+        ok = f"ok, but {' and '.join(notes)}" if notes else "ok"
         caller.reply(200 if ready else 503, headers, f"{ok if ready else 'degraded'}\n".encode())
 
     async def check(self, raw: bytes | bytearray, wire: WireFormat, owner: str) -> Body:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -32,9 +31,10 @@ from gateway.domain.budgets import Calendar
 from gateway.domain.exchange import Outcome
 from gateway.domain.facts import AccountLimits, Caller
 from gateway.operations.operation import Operation
-from gateway.usage import gaps
+from gateway.usage import completeness
+from gateway.usage.completeness import span_ms
 from gateway.usage.database import FilesUnusable, UnusableFile
-from gateway.usage.gaps import span_ms
+from gateway.usage.home import Home
 from gateway.usage.queries import OWN_GROUPS, OWN_SUMS, RequestsQuery, own_sums, page
 from gateway.usage.record import ACCEPTED, Record, hashed_reference, is_reference
 
@@ -153,15 +153,15 @@ async def requests_of(account: str, query: str, store: Store, lookups: Lookups) 
     if "reference" in given:
         given["reference"] = hashed_reference(account, given["reference"])
     wanted = RequestsQuery(account, **given)
-    return await lookups.in_thread(account, partial(_list, store.usage.folder, wanted, limit))
+    return await lookups.in_thread(account, partial(_list, store.usage.home, wanted, limit))
 
 
-def _list(folder: Path, wanted: RequestsQuery, limit: int) -> bytes:
+def _list(home: Home, wanted: RequestsQuery, limit: int) -> bytes:
     unusable: list[UnusableFile] = []
     with readable():
-        found = page(folder, wanted, limit, unusable)
+        found = page(home, wanted, limit, unusable)
     since_ms = arrival_ms(found.next) if found.next else None
-    return listed(list(map(own_fields, found.records)), found.next, notes_of(folder, unusable, since_ms))
+    return listed(list(map(own_fields, found.records)), found.next, notes_of(home, unusable, since_ms))
 
 
 def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: object) -> bytes:
@@ -238,13 +238,13 @@ async def usage_of(account: str, query: str, services: Services, lookups: Lookup
         text = f"The parameter from must be a day up to `to`, {last}, and less than {MOST_DAYS} days before it."
         raise Refused(400, "invalid_request", text, param="from")
     by = given.get("by", ["day"])
-    return await lookups.in_thread(account, partial(_sums, services.store.usage.folder, account, by, first, last))
+    return await lookups.in_thread(account, partial(_sums, services.store.usage.home, account, by, first, last))
 
 
-def _sums(folder: Path, account: str, by: Sequence[str], first: date, last: date) -> bytes:
+def _sums(home: Home, account: str, by: Sequence[str], first: date, last: date) -> bytes:
     unusable: list[UnusableFile] = []
     with readable():
-        lines = own_sums(folder, account, by, f"{first}", f"{last}", unusable)
+        lines = own_sums(home, account, by, f"{first}", f"{last}", unusable)
     if len(lines) > MOST_LINES:
         text = f"That is more than {MOST_LINES} lines. Ask for fewer days, or group by less."
         raise Refused(400, "invalid_request", text, param="by")
@@ -255,7 +255,7 @@ def _sums(folder: Path, account: str, by: Sequence[str], first: date, last: date
             "to": last,
             "data": lines,
             "total": _total(lines),
-            "notes": notes_of(folder, unusable, *span_ms(f"{first}", f"{last}")),
+            "notes": notes_of(home, unusable, *span_ms(f"{first}", f"{last}")),
         }
     )
 
@@ -265,7 +265,7 @@ def _total(lines: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def notes_of(
-    folder: Path, unusable: Sequence[UnusableFile], since_ms: int | None = None, until_ms: int | None = None
+    home: Home, unusable: Sequence[UnusableFile], since_ms: int | None = None, until_ms: int | None = None
 ) -> list[str]:
     """Return a sentence for each month of which a file cannot be read, without naming the file, and for each gap in this time,
     and each other gateway that may have more."""
@@ -274,7 +274,7 @@ def notes_of(
     unread = [
         f"Requests of {month or 'some months'} cannot be read at the moment and may be missing." for month in months
     ]
-    missing = gaps.notes(folder, since_ms, until_ms, with_hosts=False)
+    missing = completeness.notes(home, since_ms, until_ms, with_hosts=False)
     return unread + [f"{note[0].upper()}{note[1:]}." for note in missing]
 
 

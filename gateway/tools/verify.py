@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
 from typing import Final
 
 import msgspec
@@ -20,9 +20,10 @@ from gateway.chain.services import Store
 from gateway.domain.exchange import Outcome
 from gateway.store.money.audit import AccountAudit, Resolved
 from gateway.usage import queries
-from gateway.usage.database import UnusableFile, months
+from gateway.usage.database import UnusableFile
+from gateway.usage.gateways import Others
+from gateway.usage.home import Home, months
 from gateway.usage.record import charge_of
-from gateway.usage.search import HandedOver
 
 SETTLED_MS: Final = 10_000
 """A younger line of the ledger may be there before its record."""
@@ -44,44 +45,45 @@ class Compared(msgspec.Struct):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Which requests must be in this machine's files: those of `months`, unless `known` says who else may have them.
+    """Which requests must be in the home of the log: those of `months`, unless `known` says who else may have them.
 
-    `waiting` entries are not in the files yet; unless it is 0, a request that is missing there proves nothing.
+    `waiting` entries are not there yet; unless it is 0, a request that is missing proves nothing.
     """
 
-    folder: Path
+    home: Home
     months: frozenset[str]
-    known: HandedOver
+    known: Others
     waiting: int
 
     @classmethod
     async def of(cls, store: Store) -> Coverage:
         """Return the present coverage. Raises `StoreAway`."""
         usage = store.usage
-        waiting = await usage.waiting() + len(usage.spool.files())
-        return cls(usage.folder, frozenset(months(usage.folder)), await usage.known(), waiting)
+        waiting = await usage.length() + usage.spool.count()
+        found = await asyncio.to_thread(months, usage.home)
+        return cls(usage.home, frozenset(found), await usage.known(), waiting)
 
 
 def damage(store: Store) -> list[str]:
     """Return what cannot be read of the journal and of the usage log, a sentence each. Blocks."""
     unusable: list[UnusableFile] = []
-    queries.summary(store.usage.folder, (), unusable=unusable)
+    queries.summary(store.usage.home, (), unusable=unusable)
     found = store.journal.damage() + [str(error) for error in unusable]
     for path in sorted((store.usage.folder / "unreadable").glob("*")):
         found.append(f"{path} has records that cannot be read or stored: see which requests they were, then delete it")
     return found
 
 
-def charged_in_log(folder: Path) -> dict[str, tuple[int, int]]:
+def charged_in_log(home: Home) -> dict[str, tuple[int, int]]:
     """Return how many requests each account has in the usage log, and their charges, of accounts with any. Blocks."""
-    sums = queries.summary(folder, ("account",), unusable=[])
+    sums = queries.summary(home, ("account",), unusable=[])
     return {each["account"]: (each["requests"], each["charge_micros"]) for each in sums if each["charge_micros"]}
 
 
-def logged(folder: Path, account: str) -> Logged:
+def logged(home: Home, account: str) -> Logged:
     """Return every closed request of an account from the files. Blocks."""
     charges, wrong = dict[str, int](), dict[str, str]()
-    for record in queries.select(folder, account=account, unusable=[]):
+    for record in queries.select(home, account=account, unusable=[]):
         if record.outcome not in (None, Outcome.GATEWAY_CRASHED):
             charges[record.id] = record.charge_micros
             if record.price and record.charge_micros != (due := charge_of(record)):
@@ -131,6 +133,6 @@ def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -
     ):
         return False
     try:
-        return queries.find(coverage.folder, request_id) is None
+        return queries.find(coverage.home, request_id) is None
     except UnusableFile:  # it is in `damage`
         return False

@@ -1,17 +1,11 @@
-"""The copy of the usage log in ClickHouse, for queries about more than the files keep.
+"""The copy of the usage log in ClickHouse, for queries about more than the home keeps.
 
-1. **Requests are copied from the files**, in the order in which their ends became known, starting where the last copy
+1. **Requests are copied from the home**, in the order in which their ends became known, starting where the last copy
    stopped: a ClickHouse that was away for a day is a day late, and neither requests nor the log wait for it.
 2. **A record that is sent twice is one request**: the table keeps one row for each id, and a presumed end
    (`gateway_crashed`) is replaced by the actual one.
 3. **The credential is sent in headers**, never in a URL, a log line or an error.
-
-One gateway of a store copies at a time (`SharedCopier`), since each has the records of all:
-
-4. **The one that has the lease copies**; when it ends, another takes it within seconds. What both sent is one request.
-5. **Nothing is missed**: the one that copies says up to which entry of the stream all is copied, and only then do the others
-   skip what they knew by then. A gateway that misses entries leaves the copying to one that has them.
-6. **What a gateway had before it shared a log** is in its files alone: it copies that by itself, whoever has the lease.
+4. **One gateway at a time copies from a database that several share**: the one that holds a lock there. It has the position.
 """
 
 from __future__ import annotations
@@ -31,19 +25,17 @@ from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.log import log
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
-from gateway.store.client.client import Client, Script
-from gateway.usage import gaps, queries
+from gateway.usage import queries
 from gateway.usage.database import COLUMNS, GROUP_COLUMNS, GROUPS, JSON_COLUMNS, SUM_COLUMNS
-from gateway.usage.gaps import is_before, ms_of
+from gateway.usage.home import Home, home_of
 from gateway.usage.record import NUMBERS_OR_NONE, Record
-from gateway.usage.replication import FIRST, gateways_of, position_of
-from gateway.usage.stream import COPIED, COPIER, STREAM, Spool, installation_of
 
 TABLE: Final = "sluicegate_requests"
 VIEW: Final = "sluicegate_days"
 BATCH: Final = 5000
 POLL_S: Final = 1.0
 RETRY_S: Final = 5.0
+PLACE: Final = "clickhouse.place"
 
 _TYPES: Final = {
     "arrived_at": "DateTime64(3, 'UTC')",
@@ -68,21 +60,8 @@ INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-LEASE_MS: Final = 10_000
-MARK: Final = "clickhouse.shared"
-
-_TAKE: Final = Script(
-    "take_lease",
-    """
-local holder = redis.call("GET", KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call("SET", KEYS[1], ARGV[1], "PX", ARGV[2])
-return 1
-""",
-)
-_SAY: Final = Script(
-    "say_copied", 'if redis.call("GET", KEYS[1]) == ARGV[1] then redis.call("SET", KEYS[2], ARGV[2]) end return 0'
-)
+LOCK: Final = 0x636C6963
+"""The number of the lock of the database under which it is copied."""
 
 
 def _type(column: str) -> str:
@@ -161,12 +140,11 @@ class ClickHouse:
 
 
 class Copier:
-    """Copies requests that ended from a folder's files to ClickHouse; a file in the folder holds its position."""
+    """Copies requests that ended from a home to ClickHouse. The position is in a file of the folder, or in the database."""
 
-    def __init__(self, database: ClickHouse, folder: Path) -> None:
+    def __init__(self, database: ClickHouse, home: Home) -> None:
         self._database = database
-        self._position = folder / "clickhouse.place"
-        self._folder = folder
+        self._home = home
         self._prepared = False
 
     async def copy_batch(self) -> int:
@@ -174,18 +152,22 @@ class Copier:
         if not self._prepared:
             await self._database.create_tables()
             self._prepared = True
-        cursor = self._position.read_bytes().decode(errors="replace") if self._position.exists() else queries.START
+        if isinstance(self._home, Path):
+            return await self._copy(self._home)
+        with self._home.alone(LOCK) as alone:
+            return await self._copy(self._home) if alone else 0
+
+    async def _copy(self, home: Home) -> int:
+        cursor = await asyncio.to_thread(_copied, home)
         try:
-            tail = queries.Tail(self._folder, cursor)
+            tail = queries.Tail(home, cursor or queries.START)
         except ValueError:
-            log.error(
-                "clickhouse_place_damaged", file=str(self._position), instead="all is copied again, each request once"
-            )
-            tail = queries.Tail(self._folder, queries.START)
+            log.error("clickhouse_place_damaged", instead="all is copied again, each request once")
+            tail = queries.Tail(home, queries.START)
         ended = await asyncio.to_thread(tail.poll, BATCH)
         if ended:
             await self._database.insert([record for _, record in ended])
-            await asyncio.to_thread(durable.write, self._position, tail.cursor.encode())
+            await asyncio.to_thread(_copied, home, tail.cursor)
         return len(ended)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -223,62 +205,16 @@ def _decode(line: bytes) -> Record:
     return msgspec.convert(values, Record)
 
 
-class SharedCopier(Copier):
-    """Copies in turn with the other gateways of the store."""
-
-    def __init__(self, database: ClickHouse, folder: Path, client: Client) -> None:
-        super().__init__(database, folder)
-        self._client = client
-        self._installation = installation_of(folder)
-        self._mark = folder / MARK
-        self._known: tuple[str, str] | None = None
-        """A place in the files, and an entry of the stream before which all that is up to there was written."""
-
-    async def copy_batch(self) -> int:
-        """Copy one batch if it is this gateway's turn; return its size. Raises `GatewayError` and `OSError`."""
-        through = await position_of(self._client, self._installation)
-        if not self._mark.exists():
-            copied = await super().copy_batch()
-            if not copied and through is not None:
-                await asyncio.to_thread(durable.write, self._mark, b"")
-            return copied
-        done = (await self._client.call("GET", COPIED) or FIRST.encode()).decode()
-        misses = self._misses(gaps.load(self._folder).gaps, done)
-        if misses and await self._another_has_all(done):
-            return await self._skip(done)
-        if not await self._client.run(_TAKE, [COPIER], [self._installation, LEASE_MS]):
-            return await self._skip(done)
-        copied = await super().copy_batch()
-        if not copied and through is not None and not misses and is_before(done, through):
-            await self._client.run(_SAY, [COPIER, COPIED], [self._installation, through])
-        return copied
-
-    async def _another_has_all(self, done: str) -> bool:
-        others = [each for each in await gateways_of(self._client) if each.installation != self._installation]
-        return any(each.present and not self._misses(each.about.gaps, done) for each in others)
-
-    async def _skip(self, done: str) -> int:
-        """Move this gateway's place to where another one has copied all that is known here."""
-        if self._known is not None and not is_before(done, self._known[1]):
-            await asyncio.to_thread(durable.write, self._position, self._known[0].encode())
-            self._known = None
-        if self._known is None:
-            place = (await asyncio.to_thread(queries.Tail, self._folder)).cursor
-            if not Spool(self._folder / "spool").count():
-                last = (await self._client.call("XINFO", "STREAM", STREAM))[b"last-generated-id"]
-                self._known = place, last.decode()
-        return 0
-
-    @staticmethod
-    def _misses(known: list[gaps.Gap], done: str) -> bool:
-        """Return whether there is a gap in what is not copied yet."""
-        return any(gap.last_ms > ms_of(done) for gap in known)
+def _copied(home: Home, cursor: str | None = None) -> str:
+    """Return up to which cursor all is copied; with `cursor`, keep that. Blocks."""
+    if not isinstance(home, Path):
+        return home.copied(cursor)
+    position = home / PLACE
+    if cursor is not None:
+        durable.write(position, cursor.encode())
+    return position.read_bytes().decode(errors="replace") if position.exists() else ""
 
 
-async def run(config: Config, url: str, stop: asyncio.Event) -> None:
+async def run(config: Config, stop: asyncio.Event) -> None:
     """Copy to the configuration's ClickHouse until `stop` is set."""
-    client = Client.connect(url, timeout_s=5, connections=1)
-    try:
-        await SharedCopier(ClickHouse(config.usage.clickhouse), config.data_path / "usage", client).run(stop)
-    finally:
-        await client.close()
+    await Copier(ClickHouse(config.usage.clickhouse), home_of(config)).run(stop)

@@ -24,7 +24,7 @@ import re
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -57,6 +57,20 @@ _EMPTY: Final[dict[type, str]] = {list: "[]", dict: "{}"}
 _encode: Final = msgspec.json.Encoder().encode
 _LARGEST: Final = 2**63 - 1
 _place_of = attrgetter("account", "id")
+
+
+class File(sqlite3.Connection):
+    """A connection to the file of a month, with the names of its tables. Each request has a `number` there."""
+
+    requests: Final = "requests"
+    days: Final = "days"
+    ends: Final = "ends"
+    key: Final = "number"
+
+    def stream(self, text: str, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Yield the rows of a query, few at a time."""
+        return self.execute(text, values)
+
 
 Known = tuple[int, str | None]
 """The number of a row, and its outcome."""
@@ -97,10 +111,8 @@ SUSPECT: Final = ".suspect"
 class UsageDatabase:
     """The writer of a folder's files. One process at a time writes; any number may read at the same time."""
 
-    def __init__(self, folder: Path, on_loss: Callable[[str], None] = lambda month: None) -> None:
-        """Call `on_loss` with each month whose file is lost: damaged and set aside, or removed by something else."""
-        self.folder = folder
-        self._on_loss = on_loss
+    def __init__(self, folder: Path) -> None:
+        self.home = self.folder = folder
         self._checked = time.monotonic()
         self._files: dict[str, tuple[int, sqlite3.Connection]] = {}
 
@@ -109,16 +121,21 @@ class UsageDatabase:
 
         A damaged file is set aside. Raises `UnusableFile` for a full disk, for example; then write them again.
         """
-        arrivals: defaultdict[str, list[Record]] = defaultdict(list)
-        ends: defaultdict[str, list[Record]] = defaultdict(list)
-        for record in records:
-            (arrivals if record.outcome is None else ends)[month_of(record.id)].append(record)
-        for month in sorted(arrivals.keys() | ends.keys()):
-            self._in(month, partial(write, arrivals=arrivals[month], ends=ends[month]))
+        for month, arrivals, ends in by_month(records):
+            self._in(month, partial(write, arrivals=arrivals, ends=ends))
 
-    def open_requests(self, before_ms: int, gateways: Iterable[str], limit: int) -> list[Record]:
-        """Return requests of some gateways that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""
-        terms = (first_id(before_ms), msgspec.json.encode(sorted(gateways)).decode(), limit)
+    def months(self) -> list[str]:
+        """Return the months that have a file, the oldest first. Raises `UnusableFile`."""
+        return months(self.folder)
+
+    @staticmethod
+    def now_ms() -> int:
+        """Return the time by the clock of this machine."""
+        return round(time.time() * 1000)
+
+    def open_requests(self, before_ms: int, but: Iterable[str], limit: int) -> list[Record]:
+        """Return requests that arrived before `before_ms` and have not ended, but for those of some gateways, the oldest first."""
+        terms = (first_id(before_ms), msgspec.json.encode(sorted(but)).decode(), limit)
         pages = self._in_all(lambda file: [record_of(row) for row in file.execute(SELECT_OPEN, terms)])
         return [record for page in pages for record in page][:limit]
 
@@ -174,7 +191,6 @@ class UsageDatabase:
                 raise
             self._close(month)
             log.error("usage_file_damaged", reason=str(error), set_aside=str(set_aside(path)))
-            self._on_loss(month)
         with named(path):
             file = self._file(month)
             _begin_after(file)
@@ -189,7 +205,7 @@ class UsageDatabase:
             gone = True
             self._close(month)
             log.error("usage_file_gone", file=str(path))
-            self._on_loss(month)
+            _aside(path).touch(mode=0o600)  # an empty one: that its requests are missing is said as for a damaged one
         durable.make_folder(self.folder)
         file = sqlite3.connect(path, isolation_level=None, timeout=5)
         with contextlib.ExitStack() as failed:
@@ -208,6 +224,16 @@ class UsageDatabase:
     def _close(self, month: str) -> None:
         if month in self._files:
             self._files.pop(month)[1].close()
+
+
+def by_month(records: Iterable[Record]) -> Iterator[tuple[str, list[Record], list[Record]]]:
+    """Yield the arrivals and the ends of each month."""
+    arrivals: defaultdict[str, list[Record]] = defaultdict(list)
+    ends: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        (arrivals if record.outcome is None else ends)[month_of(record.id)].append(record)
+    for month in sorted(arrivals.keys() | ends.keys()):
+        yield month, arrivals[month], ends[month]
 
 
 def path_of(folder: Path, month: str, suffix: str = "") -> Path:
@@ -254,7 +280,7 @@ _amounts_of = attrgetter(*SUM_COLUMNS)
 
 def write(file: sqlite3.Connection, arrivals: Iterable[Record], ends: Iterable[Record]) -> None:
     """Write arrivals and ends of requests, each any number of times. An end closes a row once, but for a presumed one."""
-    ended = _ends(ends)
+    ended = ends_that_count(ends)
     opened = {record.id: record for record in arrivals if record.id not in ended}
     with _transaction(file):
         known = _known(file, [*opened, *ended])
@@ -265,13 +291,13 @@ def write(file: sqlite3.Connection, arrivals: Iterable[Record], ends: Iterable[R
         numbers |= {record.id: known[record.id][0] for record in late}
         replaced = [(numbers[record.id],) for record in late if known[record.id][1] is not None]
         file.executemany(SUBTRACT_FROM_DAY, replaced)
-        file.executemany(INSERT, ((numbers[record.id], *_row(record)) for record in added))
-        file.executemany(UPDATE, ((*_row(record)[1:], numbers[record.id]) for record in late))
+        file.executemany(INSERT, ((numbers[record.id], *row_of(record)) for record in added))
+        file.executemany(UPDATE, ((*row_of(record)[1:], numbers[record.id]) for record in late))
         file.executemany("INSERT INTO ends (number) VALUES (?)", ((numbers[record.id],) for record in closed))
-        file.executemany(ADD_TO_DAY, _sums(closed))
+        file.executemany(ADD_TO_DAY, sums_of(closed))
 
 
-def _ends(ends: Iterable[Record]) -> Mapping[str, Record]:
+def ends_that_count(ends: Iterable[Record]) -> dict[str, Record]:
     """Return the end that counts of each request: the first one, or the first actual one where that is a presumed one."""
     found: dict[str, Record] = {}
     for record in ends:
@@ -295,7 +321,7 @@ def _may_end(known: Known) -> bool:
     return known[1] is None or known[1] == Outcome.GATEWAY_CRASHED
 
 
-def _sums(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:
+def sums_of(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:
     """Yield the groups and the sums of requests that ended."""
     groups: defaultdict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in ended:
@@ -312,7 +338,8 @@ def _number(total: int) -> int | float:
     return total if -_LARGEST <= total <= _LARGEST else float(total)
 
 
-def _row(record: Record) -> list[Any]:
+def row_of(record: Record) -> list[Any]:
+    """Return the row of a record, with the values of `COLUMNS`."""
     values = list(msgspec.structs.astuple(record))
     values[_OUTCOME] = record.outcome and record.outcome.value  # a subclass of `str` is bound slowly
     for index in JSON_INDICES:
@@ -382,7 +409,7 @@ SUBTRACT_FROM_DAY: Final = (
 """Take a closed row out of the sums of its day."""
 SELECT_OPEN: Final = (
     f"SELECT {_names(COLUMNS)} FROM requests WHERE outcome IS NULL AND id < ? "  # noqa: S608
-    "AND gateway IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
+    "AND gateway NOT IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
 )
 
 
@@ -442,9 +469,28 @@ def examine(path: Path) -> None:
     look(path)
 
 
-def connected(path: Path) -> sqlite3.Connection:
+def connected(path: Path) -> File:
     """Return a connection that only reads."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5, factory=File)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, month: str) -> Iterator[File | None]:
+    """Open a month's file for reading; None where there is none, or it has no tables yet. Raises `UnusableFile`."""
+    path = path_of(folder, month)
+    if not (path.exists() or path.is_symlink()):
+        yield None
+        return
+    try:
+        with named(path), contextlib.closing(connected(path)) as file:
+            if ready := has_tables(file):
+                check_columns(file, path)
+                file.execute("BEGIN")
+            yield file if ready else None
+    except UnusableFile as error:
+        if error.damaged:
+            report(path)
+        raise
 
 
 def _damaged(path: Path, reason: str) -> UnusableFile:
@@ -458,7 +504,7 @@ class FilesUnusable(StoreAway):
 
 
 class UnusableFile(GatewayError):
-    """A file of the usage log cannot be used; the message names it. `damaged`: its content is at fault."""
+    """A file of the usage log, or its database, cannot be used; the message names it. `damaged`: its content is at fault."""
 
     def __init__(self, message: str, *, damaged: bool = False) -> None:
         super().__init__(message)
@@ -487,18 +533,17 @@ def report(path: Path) -> None:
 
 def set_aside(path: Path) -> Path:
     """Rename a damaged database, and what belongs to it; return its path from now on. Raises `OSError`."""
-    aside = path.with_name(f"{path.name}{MARK}{uuid7()}")
-    rename(path, aside)
-    return aside
-
-
-def rename(path: Path, other: Path) -> None:
-    """Rename a database, and what belongs to it. Raises `OSError`."""
+    aside = _aside(path)
     for suffix in SUFFIXES:
         file = path.with_name(path.name + suffix)
         if file.is_symlink() or file.exists():
-            file.rename(other.with_name(other.name + suffix))
+            file.rename(aside.with_name(aside.name + suffix))
     durable.flush_folder(path.parent)
+    return aside
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}{MARK}{uuid7()}")
 
 
 def files_aside(folder: Path, month: str = "*") -> list[Path]:
@@ -509,6 +554,6 @@ def files_aside(folder: Path, month: str = "*") -> list[Path]:
 def lack(aside: Path) -> UnusableFile:
     """Return the error for the requests that are in a file which was set aside."""
     return UnusableFile(
-        f"{aside} was damaged and set aside: its requests are missing here until another gateway that has them fills the gap. "
-        f"Where there is none: what can be read of it is printed by `sqlite3 {aside.name} .recover`; then delete it"
+        f"{aside} was damaged and set aside, or is empty in place of a file that was removed: its requests are missing here. "
+        f"What can be read of it is printed by `sqlite3 {aside.name} .recover`; then delete it"
     )

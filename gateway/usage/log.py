@@ -1,10 +1,11 @@
 """The usage log as the gateway's processes use it: a stream that the sink drains, and a spool while there is no stream.
 
 1. **An arrival is written before an upstream is called**, or the request is refused.
-2. **The stream is never cut to a length**: only sinks remove entries, after those of all gateways have written them. When the
-   stream is full because no sink runs, new entries go to the spool, so that the store's memory is left to the balances.
+2. **The stream is never cut to a length**: only sinks remove entries, after they have written them. When the stream is full
+   because no sink writes, new entries go to the spool, so that the store's memory is left to the balances.
 3. **A record may be written twice**: records with the same id are merged.
-4. **Every gateway of the store reads every entry**: there is one stream, which `gateway.usage.replication` reads.
+4. **Each entry is read by one of the gateways of the store**: their sinks share one consumer group. In a cluster there are several
+   streams, of which the id of a request chooses one, so that no node has all of them.
 5. **What a store acknowledged and its successor lost is written again**: the end has all that the arrival had.
 6. **Ends that neither the store nor the disk accepts are kept in memory** until one of them does (`Unwritten`). Requests that
    reached an upstream are charged, so their ends come first: what was refused is dropped when it needs more than its share of the
@@ -15,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.base import crash_points
@@ -26,9 +25,11 @@ from gateway.base.log import log
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
 from gateway.store.client.steps import Step
+from gateway.usage.gateways import Others, others_of
+from gateway.usage.home import Home, folder_of
 from gateway.usage.record import Record, encode, line_of
-from gateway.usage.search import HandedOver, Search, SearchResult
-from gateway.usage.stream import STREAM, Spool, installation_of, note_late, short
+from gateway.usage.search import Search, SearchResult
+from gateway.usage.stream import Spool, id_of, installation_of, short, streams_of
 
 if TYPE_CHECKING:
     from gateway.usage.clickhouse import ClickHouse
@@ -53,23 +54,21 @@ LOG_INTERVAL_S: Final = 10.0
 class UsageLog:
     """Arrivals, ends, and the record of one request.
 
-    `folder` holds the files of the sink and the spool; `clickhouse` has the requests that are no longer in the files; `longest_s`
-    is the longest time that a request takes.
+    `home` has the records, its folder the spool; `clickhouse` has the requests that are no longer in the home.
     """
-
-    stream = STREAM
 
     def __init__(
         self,
         client: Client,
-        folder: Path,
+        home: Home,
         *,
         max_entries: int = MAX_ENTRIES,
         clickhouse: ClickHouse | None = None,
-        longest_s: float = 3600,
     ) -> None:
         self.client = client
-        self.folder = folder
+        self.home = home
+        self.folder = folder = folder_of(home)
+        self.streams = streams_of(client)
         self.spool = Spool(folder / "spool")
         self.max_entries = max_entries
         self.installation = installation_of(folder)
@@ -77,10 +76,11 @@ class UsageLog:
         """The name of this gateway in the records of the requests that it received."""
         self._recent = ReplayBuffer(MAX_RECENT_BYTES)
         self._spooling: set[asyncio.Task[None]] = set()
+        self._lengths: dict[str, int] = {}
         self._full = False
         self._measured = -MEASURE_S
         self._unwritten = Unwritten()
-        self._search = Search(client, folder, self.installation, round(longest_s * 1000), clickhouse)
+        self._search = Search(client, home, self.streams, self.known, clickhouse)
 
     def submit_arrival(self, record: Record) -> asyncio.Future[object]:
         """Send an arrival with the other calls of this tick; the caller must await the future.
@@ -90,7 +90,7 @@ class UsageLog:
         """
         line = encode(record)
         written: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._send(line).add_done_callback(partial(self._sent_arrival, line, written))
+        self.send(line).add_done_callback(partial(self._sent_arrival, line, written))
         crash_points.point("arrival.sent")
         return written
 
@@ -102,7 +102,7 @@ class UsageLog:
         line = line_of(record)
         crash_points.point("record.before")
         try:
-            await self._send(line)
+            await self.send(line)
         except GatewayError:
             await self._spool_end(record, line)
         else:
@@ -128,7 +128,7 @@ class UsageLog:
         async def failed(_: GatewayError) -> None:
             await self._spool_end(record, line)
 
-        return Step(_APPEND, (self.stream,), (FIELD, line), read, failed)
+        return Step(_APPEND, (self._stream(line),), (FIELD, line), read, failed)
 
     @staticmethod
     def can_store(record: Record) -> bool:
@@ -144,7 +144,6 @@ class UsageLog:
         lines = self._unwritten.take()
         count = len(lines)
         try:
-            await self._note_late(lines)
             while lines and await self._accepted(lines[:PAGE]):
                 del lines[:PAGE]
         finally:
@@ -154,9 +153,8 @@ class UsageLog:
     async def repeat(self) -> int:
         """Write the recent ends again, to a store that may have lost them; return how many. Raises `StoreAway`."""
         recent = list(self._recent)
-        await note_late(self.client, recent)
         for start in range(0, len(recent), PAGE):
-            await asyncio.gather(*map(self._send, recent[start : start + PAGE]))
+            await asyncio.gather(*map(self.send, recent[start : start + PAGE]))
         return len(recent)
 
     async def find(self, id: str, account: str | None = None) -> Record | None:  # noqa: A002 - the field's name
@@ -172,23 +170,21 @@ class UsageLog:
         """Do as `find`, and return also which gateways may know of a request that is not found. Raises `StoreAway`."""
         return await self._search.ask(id, account)
 
-    async def known(self) -> HandedOver:
-        """Return what the gateways of the store have handed over by now. Raises `StoreAway`."""
-        return await self._search.completeness.known()
-
-    async def waiting(self) -> int:
-        """Return how many entries of the stream the sink has not written yet. Raises `StoreAway`."""
-        return await self._search.waiting.count()
+    async def known(self) -> Others:
+        """Return what the home may not have, at this moment. Raises `StoreAway`."""
+        spooled = await asyncio.to_thread(self.spool.count)
+        return await others_of(self.client, self.home, self.installation, spooled)
 
     async def length(self) -> int:
-        """Return how many entries the stream has: those that a gateway has not written yet."""
-        return int(await self.client.call("XLEN", self.stream))
+        """Return how many entries the streams have: those that no sink has written yet. Raises `StoreAway`."""
+        return sum(await asyncio.gather(*(self.client.call("XLEN", stream) for stream in self.streams)))
 
-    async def _note_late(self, lines: list[bytes]) -> None:
-        with suppress(
-            GatewayError
-        ):  # without the store they go to the spool, whose lines are noted when they are handed over
-            await note_late(self.client, lines)
+    async def oldest_ms(self) -> int | None:
+        """Return when the oldest entry was written that no sink has written yet, by the store's clock. Raises `StoreAway`."""
+        pages = await asyncio.gather(
+            *(self.client.call("XRANGE", stream, "-", "+", "COUNT", 1) for stream in self.streams)
+        )
+        return min((int(entry[0].partition(b"-")[0]) for page in pages for entry in page or ()), default=None)
 
     async def _spool_end(self, record: Record, line: bytes) -> None:
         """Write an end to the spool; where that does not accept it, keep it for `write_down`."""
@@ -203,24 +199,33 @@ class UsageLog:
         now = time.monotonic()
         if now - self._measured >= MEASURE_S:
             self._measured = now
-            self.client.submit("XLEN", self.stream).add_done_callback(self._set_full)
+            for stream in self.streams:
+                self.client.submit("XLEN", stream).add_done_callback(partial(self._set_full, stream))
 
-    def _send(self, line: bytes) -> asyncio.Future[Any]:
+    def send(self, line: bytes) -> asyncio.Future[Any]:
+        """Write a line to the stream, or to the spool where that is full. The future may get `StoreAway`."""
         self._measure()
         if self._full:
             return asyncio.ensure_future(self._spool(line))
-        return self.client.submit("XADD", self.stream, "*", FIELD, line)
+        return self.client.submit("XADD", self._stream(line), "*", FIELD, line)
+
+    def _stream(self, line: bytes) -> str:
+        """Return the stream of a request: random digits of its id choose."""
+        return (
+            self.streams[0] if len(self.streams) == 1 else self.streams[int(id_of(line)[-2:], 16) % len(self.streams)]
+        )
 
     async def _accepted(self, lines: list[bytes]) -> bool:
         """Write lines to the stream, or else to the spool; return whether they are written."""
-        results = await asyncio.gather(*map(self._send, lines), return_exceptions=True)
+        results = await asyncio.gather(*map(self.send, lines), return_exceptions=True)
         if any(isinstance(result, BaseException) for result in results):
             results = await asyncio.gather(*map(self.spool.append, lines), return_exceptions=True)
         return not any(isinstance(result, BaseException) for result in results)
 
-    def _set_full(self, length: asyncio.Future[Any]) -> None:
+    def _set_full(self, stream: str, length: asyncio.Future[Any]) -> None:
         if length.exception() is None:
-            self._full = length.result() >= self.max_entries
+            self._lengths[stream] = length.result()
+            self._full = sum(self._lengths.values()) >= self.max_entries
 
     def _sent_arrival(self, line: bytes, written: asyncio.Future[object], sent: asyncio.Future[Any]) -> None:
         error = sent.exception()

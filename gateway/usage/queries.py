@@ -1,4 +1,4 @@
-"""Queries of the usage log's files. Readers never wait for the writer, nor the writer for them.
+"""Queries of the usage log, in either home. Readers never wait for the writer, nor the writer for them.
 
 All of it blocks: do not call it on an event loop.
 
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -24,24 +22,10 @@ from gateway.base.ids import first_id, utc
 from gateway.base.ids import month as month_of
 from gateway.base.log import log
 from gateway.domain.exchange import Outcome
-from gateway.usage.database import (
-    COLUMNS,
-    SUMS,
-    UnusableFile,
-    check_columns,
-    connected,
-    files_aside,
-    has_tables,
-    lack,
-    months,
-    named,
-    path_of,
-    record_of,
-    report,
-)
+from gateway.usage.database import COLUMNS, SUMS, UnusableFile, record_of
+from gateway.usage.home import Home, Part, missing, months, opened
 from gateway.usage.record import Record
 
-_SELECT_LAST_PLACE: Final = "SELECT coalesce(max(place), 0) FROM ends"
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
 """The cursor before all records."""
@@ -68,7 +52,7 @@ OWN_SUMS: Final = (
 """The sums that an account sees: no costs."""
 
 
-def find(folder: Path, id: str) -> Record | None:  # noqa: A002 - the field's name
+def find(home: Home, id: str) -> Record | None:  # noqa: A002 - the field's name
     """Return the record of a request, or None where the files do not have it (not yet, or no longer).
 
     Raises `UnusableFile` where it may be in a file that cannot be read.
@@ -77,16 +61,16 @@ def find(folder: Path, id: str) -> Record | None:  # noqa: A002 - the field's na
         month = month_of(id)
     except ValueError:
         return None
-    with opened(folder, month) as file:
-        row = next(select_rows(file, "WHERE id = ?", (id,)), None) if file else None
+    with opened(home, month) as part:
+        row = next(select_rows(part, "WHERE id = ?", (id,)), None) if part else None
         record = None if row is None else record_of(row)
-    if record is None and (aside := files_aside(folder, month)):
-        raise lack(aside[-1])
+    if record is None and (lost := missing(home, month, month)):
+        raise lost[-1]
     return record
 
 
 def select(
-    folder: Path,
+    home: Home,
     *,
     account: str | None = None,
     model: str | None = None,
@@ -110,17 +94,17 @@ def select(
     order = "DESC" if newest_first else "ASC"
     terms = f"WHERE {' AND '.join(conditions)} ORDER BY id {order}"
     first, last = month_at(since_ms or 0), _AFTER_ALL_DAYS if until_ms is None else month_at(until_ms)
-    for month in sorted(months(folder), reverse=newest_first):
+    for month in sorted(months(home), reverse=newest_first):
         if first <= month <= last:
-            with collecting(unusable), opened(folder, month) as file:
-                if file:
-                    yield from map(record_of, select_rows(file, terms, values))
+            with collecting(unusable), opened(home, month) as part:
+                if part:
+                    yield from map(record_of, select_rows(part, terms, values))
     if unusable is not None:
-        unusable += lacks(folder, first, last)
+        unusable += missing(home, first, last)
 
 
 def rows(
-    folder: Path,
+    home: Home,
     names: Sequence[str],
     *,
     since_ms: int | None = None,
@@ -134,16 +118,16 @@ def rows(
     )
     terms = "WHERE id >= ? AND id < ? AND outcome IS NOT NULL ORDER BY id"
     last = _AFTER_ALL_DAYS if until_ms is None else month_at(until_ms)
-    for month in months(folder):
+    for month in months(home):
         if month_at(since_ms or 0) <= month <= last:
-            with collecting(unusable), opened(folder, month) as file:
-                if file:
-                    yield from select_rows(file, terms, (since, until), names=names)
-    unusable += lacks(folder, month_at(since_ms or 0), last)
+            with collecting(unusable), opened(home, month) as part:
+                if part:
+                    yield from select_rows(part, terms, (since, until), names=names)
+    unusable += missing(home, month_at(since_ms or 0), last)
 
 
 def summary(
-    folder: Path,
+    home: Home,
     by: Sequence[str],
     *,
     since: str | None = None,
@@ -158,15 +142,15 @@ def summary(
     terms = f" GROUP BY {', '.join(by)}" if by else ""
 
     def rows() -> Iterator[Sequence[Any]]:
-        for month in months(folder):
+        for month in months(home):
             if first[_MONTH_OF_DAY] <= month <= last[_MONTH_OF_DAY]:
-                with collecting(unusable), opened(folder, month) as file:
-                    if file:
-                        yield from _sums(file, by, terms, (first, last))
+                with collecting(unusable), opened(home, month) as part:
+                    if part:
+                        yield from _sums(part, by, terms, (first, last))
 
     found = merged(rows(), by, SUMS)
     if unusable is not None:
-        unusable += lacks(folder, first[_MONTH_OF_DAY], last[_MONTH_OF_DAY])
+        unusable += missing(home, first[_MONTH_OF_DAY], last[_MONTH_OF_DAY])
     return found
 
 
@@ -177,8 +161,8 @@ class Tail:
     Only the two newest months are read: no request takes longer to end.
     """
 
-    def __init__(self, folder: Path, after: str = "") -> None:
-        self.folder = folder
+    def __init__(self, home: Home, after: str = "") -> None:
+        self._home = home
         self._places = _places(after) if after else {month: self._last_place(month) for month in self._months()}
 
     @property
@@ -191,21 +175,22 @@ class Tail:
         return [entry for month in self._months() for entry in self._ends(month, limit)]
 
     def _months(self) -> list[str]:
-        return months(self.folder)[_NEWEST]
+        return months(self._home)[_NEWEST]
 
     def _last_place(self, month: str) -> int:
-        with _reporting(), opened(self.folder, month) as file:
-            if file is None:
+        with _reporting(), opened(self._home, month) as part:
+            if part is None:
                 return 0
-            (place,) = file.execute(_SELECT_LAST_PLACE).fetchone()
+            (place,) = part.execute(f"SELECT coalesce(max(place), 0) FROM {part.ends}").fetchone()  # noqa: S608
             return int(place)
         return 0
 
     def _ends(self, month: str, limit: int) -> Iterator[tuple[str, Record]]:
-        with _reporting(), opened(self.folder, month) as file:
-            terms = "JOIN ends USING (number) WHERE place > ? ORDER BY place LIMIT ?"
-            rows = select_rows(file, terms, (self._places.get(month, 0), limit), "place, ") if file else ()
-            for place, *row in rows:
+        with _reporting(), opened(self._home, month) as part:
+            if part is None:
+                return
+            terms = f"JOIN {part.ends} AS ended USING ({part.key}) WHERE place > ? ORDER BY place LIMIT ?"
+            for place, *row in select_rows(part, terms, (self._places.get(month, 0), limit), "place, "):
                 self._places[month] = place
                 yield self.cursor, record_of(row)
 
@@ -224,9 +209,9 @@ def _reporting() -> Iterator[None]:
         log.error("usage_file_unusable", reason=str(error))
 
 
-def _sums(file: sqlite3.Connection, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:
+def _sums(part: Part, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:
     names = ", ".join([*by, *(f"sum({name})" for name in SUMS)])
-    return file.execute(f"SELECT {names} FROM days WHERE day >= ? AND day <= ?{terms}", days)  # noqa: S608
+    return part.execute(f"SELECT {names} FROM {part.days} WHERE day >= ? AND day <= ?{terms}", days)  # noqa: S608
 
 
 class AllRequestsQuery(msgspec.Struct, frozen=True):
@@ -253,7 +238,7 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
         """The condition that an index finds rows by, and its values."""
         if self.reference is not None:
             return "reference = ? AND reference != ''", [self.reference]
-        return ("1", []) if self.account is None else ("account = ?", [self.account])
+        return ("true", []) if self.account is None else ("account = ?", [self.account])
 
     @property
     def filters(self) -> tuple[str, list[str]]:
@@ -281,8 +266,8 @@ class RequestsQuery(msgspec.Struct, frozen=True):
         """The condition that an index finds rows by, and its values."""
         if self.reference is None:
             return "account = ?", [self.account]
-        # The plus keeps SQLite from the index of accounts, the comparison lets it use that of references.
-        return "reference = ? AND reference != '' AND +account = ?", [self.reference, self.account]
+        # The `||` keeps SQLite from the index of accounts, the comparison lets it use that of references.
+        return "reference = ? AND reference != '' AND account || '' = ?", [self.reference, self.account]
 
     @property
     def filters(self) -> tuple[str, list[str]]:
@@ -300,7 +285,7 @@ class RequestList(msgspec.Struct):
 
 
 def page(
-    folder: Path,
+    home: Home,
     wanted: RequestsQuery | AllRequestsQuery,
     limit: int,
     unusable: list[UnusableFile],
@@ -313,14 +298,14 @@ def page(
     """
     found, before, unread = RequestList([]), min(wanted.after or _AFTER_ALL_IDS, wanted.highest), most or MAX_SCANNED
     first, last = _month(wanted.lowest, _FIRST_MONTH), _month(before, _LAST_MONTH)
-    for month in sorted(months(folder), reverse=True) if wanted.account != "" else ():
+    for month in sorted(months(home), reverse=True) if wanted.account != "" else ():
         if not first <= month <= last:
             continue
-        with collecting(unusable), opened(folder, month) as file:
-            if file is None:
+        with collecting(unusable), opened(home, month) as part:
+            if part is None:
                 continue
-            edge, scanned = _edge(file, wanted, before, unread)
-            found.records += _select(file, wanted, (edge or wanted.lowest, before), limit + 1 - len(found.records))
+            edge, scanned = _edge(part, wanted, before, unread)
+            found.records += _select(part, wanted, (edge or wanted.lowest, before), limit + 1 - len(found.records))
             unread -= scanned
             found.next = edge
         if len(found.records) > limit:
@@ -328,50 +313,46 @@ def page(
             found.next = found.records[-1].id
         if found.next:
             break
-    unusable += lacks(folder, first, last)
+    unusable += missing(home, first, last)
     return found
 
 
 def own_sums(
-    folder: Path, account: str, by: Sequence[str], first: str, last: str, unusable: list[UnusableFile]
+    home: Home, account: str, by: Sequence[str], first: str, last: str, unusable: list[UnusableFile]
 ) -> list[dict[str, Any]]:
     """Return an account's sums of these days, both inclusive, by some of `OWN_GROUPS` and sorted by these.
 
     `unusable` is as for `page`.
     """
-    inside = {month: [day for day in _days(month) if first <= day <= last] for month in months(folder) if account}
+    inside = {month: [day for day in _days(month) if first <= day <= last] for month in months(home) if account}
 
     def rows() -> Iterator[Sequence[Any]]:
         for month, days in inside.items():
             if days:
-                with collecting(unusable), opened(folder, month) as file:
-                    if file:
-                        yield from _sums_of_account(file, account, by, days)
+                with collecting(unusable), opened(home, month) as part:
+                    if part:
+                        yield from _sums_of_account(part, account, by, days)
 
     found = merged(rows(), by, OWN_SUMS)
-    unusable += lacks(folder, first[:7], last[:7])
+    unusable += missing(home, first[:7], last[:7])
     return found
 
 
-def _edge(
-    file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery, before: str, unread: int
-) -> tuple[str, int]:
+def _edge(part: Part, wanted: RequestsQuery | AllRequestsQuery, before: str, unread: int) -> tuple[str, int]:
     """Return the request at which a page ends that is not full before, if any, and how many rows its filters may skip."""
     if not wanted.filters[1]:
         return "", 0
     scope, values = wanted.scope
-    inner = f"SELECT id FROM requests WHERE {scope} AND id >= ? AND id < ? ORDER BY id DESC LIMIT ?"  # noqa: S608 - texts of ours
-    statement = f"SELECT coalesce(min(id), ''), count(*) FROM ({inner})"  # noqa: S608
-    edge, scanned = file.execute(statement, (*values, wanted.lowest, before, unread)).fetchone()
+    inner = f"SELECT id FROM {part.requests} WHERE {scope} AND id >= ? AND id < ? ORDER BY id DESC LIMIT ?"  # noqa: S608
+    statement = f"SELECT coalesce(min(id), ''), count(*) FROM ({inner}) AS scanned"  # noqa: S608
+    edge, scanned = part.execute(statement, (*values, wanted.lowest, before, unread)).fetchone()
     return (edge if scanned >= unread else ""), scanned
 
 
-def _select(
-    file: sqlite3.Connection, wanted: RequestsQuery | AllRequestsQuery, between: tuple[str, str], limit: int
-) -> list[Record]:
+def _select(part: Part, wanted: RequestsQuery | AllRequestsQuery, between: tuple[str, str], limit: int) -> list[Record]:
     (scope, own), (conditions, values) = wanted.scope, wanted.filters
     terms = f"WHERE {scope} AND id >= ? AND id < ?{wanted.always}{conditions} ORDER BY id DESC LIMIT ?"
-    return [record_of(row) for row in select_rows(file, terms, (*own, *between, *values, limit))]
+    return [record_of(row) for row in select_rows(part, terms, (*own, *between, *values, limit))]
 
 
 def _month(bound: str, otherwise: str) -> str:
@@ -382,37 +363,17 @@ def _month(bound: str, otherwise: str) -> str:
         return otherwise
 
 
-def _sums_of_account(
-    file: sqlite3.Connection, account: str, by: Sequence[str], days: Sequence[str]
-) -> list[Sequence[Any]]:
+def _sums_of_account(part: Part, account: str, by: Sequence[str], days: Sequence[str]) -> list[Sequence[Any]]:
     names = ", ".join([*by, *(f"sum({name})" for name in OWN_SUMS)])
     group = f" GROUP BY {', '.join(by)}" if by else ""
     # Each day is looked up by itself: a row of the table begins with the day and the account.
     marks = ", ".join("?" * len(days))
-    statement = f"SELECT {names} FROM days WHERE day IN ({marks}) AND account = ?{group}"  # noqa: S608 - names of ours only
-    return file.execute(statement, (*days, account)).fetchall()
+    statement = f"SELECT {names} FROM {part.days} WHERE day IN ({marks}) AND account = ?{group}"  # noqa: S608 - names of ours only
+    return part.execute(statement, (*days, account)).fetchall()
 
 
 def _days(month: str) -> list[str]:
     return [f"{month}-{number:02}" for number in range(1, 32)]
-
-
-@contextlib.contextmanager
-def opened(folder: Path, month: str) -> Iterator[sqlite3.Connection | None]:
-    """Open a month's file for reading; None where there is none, or it has no tables yet. Raises `UnusableFile`."""
-    path = path_of(folder, month)
-    if not (path.exists() or path.is_symlink()):
-        yield None
-        return
-    try:
-        with named(path), contextlib.closing(connected(path)) as file:
-            if ready := has_tables(file):
-                check_columns(file, path)
-            yield file if ready else None
-    except UnusableFile as error:
-        if error.damaged:
-            report(path)
-        raise
 
 
 @contextlib.contextmanager
@@ -427,11 +388,12 @@ def collecting(unusable: list[UnusableFile] | None) -> Iterator[None]:
 
 
 def select_rows(
-    file: sqlite3.Connection, terms: str, values: Sequence[Any], before: str = "", names: Sequence[str] = COLUMNS
+    part: Part, terms: str, values: Sequence[Any], before: str = "", names: Sequence[str] = COLUMNS
 ) -> Iterator[Sequence[Any]]:
     """Yield columns of the requests that these terms select."""
-    columns = ", ".join(f'"{name}"' for name in names)
-    return file.execute(f"SELECT {before}{columns} FROM requests {terms}", values)  # noqa: S608 - names of ours only
+    columns = ", ".join(f'{part.requests}."{name}"' for name in names)
+    text = f"SELECT {before}{columns} FROM {part.requests} {terms}"  # noqa: S608 - names of ours only
+    return part.execute(text, values) if "LIMIT" in terms else part.stream(text, values)
 
 
 def merged(rows: Iterable[Sequence[Any]], by: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -442,11 +404,6 @@ def merged(rows: Iterable[Sequence[Any]], by: Sequence[str], names: Sequence[str
         for name, value in zip(names, row[len(by) :], strict=True):
             total[name] += value or 0
     return [dict(zip(by, group, strict=True)) | totals[group] for group in sorted(totals) if totals[group]["requests"]]
-
-
-def lacks(folder: Path, first: str, last: str) -> list[UnusableFile]:
-    """Return an error for each file of these months that was set aside."""
-    return [lack(path) for path in files_aside(folder) if first <= path.name[len("usage-") :][:7] <= last]
 
 
 def month_at(ms: int) -> str:

@@ -1,17 +1,17 @@
-"""The process that moves the usage log of all gateways from the stream, and this gateway's spool, into the database.
+"""The process that moves the usage log from the stream, and this gateway's spool, to its home.
 
 1. **Written first, removed afterwards**: an entry may leave the stream, and a file the spool, only when its records are on the
    disk. After a kill at any moment a record may be written twice; records with the same id are merged.
-2. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends. The next sink
-   begins where the last one had said that all is on the disk.
-3. **What was in the spool is handed over to the stream**, so that the other gateways have it, too.
+2. **Each sink takes a share of the entries**, as a consumer of the one group of all gateways. Entries of a sink that died, or lost
+   the store, are taken over by another one after `CLAIM_MS`; a sink that starts again takes its own at once.
+3. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends.
+4. **While the home cannot be written, nothing is read**: the stream holds the entries, and beyond its room the spool.
 
 It also closes requests that never ended, as `gateway_crashed` (`Closing`):
 
-4. **A gateway closes its own requests alone**, and those of gateways that an operator has forgotten: a request that another one
-   received may still run there, or its end may wait in that one's spool.
-5. **Only when nothing waits that could be the end**, neither in the stream nor in the spool nor in a gap of the reading.
-6. **The end is written to the stream**, so that every gateway reads it. An actual end that comes late replaces it.
+5. **Only when nothing waits that could be the end**: all is written that is older than the margin within which a request has
+   ended, and its gateway has no spool, and is there, or was forgotten, or ended in order.
+6. **The end is written to the stream**, as any other. An actual end that comes late replaces it.
 """
 
 from __future__ import annotations
@@ -19,47 +19,84 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
 from gateway.base.errors import GatewayError, cannot_use
-from gateway.base.ids import arrival_ms, utc
+from gateway.base.ids import utc
 from gateway.base.log import log
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
 from gateway.store.accounts import Accounts
-from gateway.store.client.client import Client
+from gateway.store.client.client import Client, Script
 from gateway.store.money.wallet import Wallet
-from gateway.usage import gaps
-from gateway.usage.database import UsageDatabase, month_before, months
-from gateway.usage.gap_filling import Filling
-from gateway.usage.gaps import Gap
-from gateway.usage.log import FIELD, UsageLog
+from gateway.usage import completeness
+from gateway.usage.database import UsageDatabase, month_before
+from gateway.usage.gateways import KnownGateway, Membership, away_of, gateways_of, now_ms, remove_consumer
+from gateway.usage.home import Writer, home_of, writer_of
+from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, checked, encode
-from gateway.usage.replication import BATCH, About, Reader, gateways_of, now_ms
-from gateway.usage.stream import OPEN, id_of, note_late, short, write_lines
+from gateway.usage.stream import DROPPED, GROUP, OPEN, id_of, short, write_lines
 
 SPOOL_BATCH: Final = 200
 """Files of the spool that share a transaction, at most."""
 PAUSE_S: Final = 0.2
 """Seconds between two reads of an empty stream: the entries that arrive in between share one transaction."""
 
+BATCH: Final = 4000
+"""Entries that the store returns at once, at most: about 10 ms of its time."""
+PAGES: Final = 5
+"""Such pages that are written at once, at most: the more requests share a transaction, the less each of them takes."""
+CLAIM_MS: Final = 30_000
+"""How long a sink may keep entries that it has read, before another one takes them over."""
+CLAIM_S: Final = 5.0
+SAY_S: Final = 1.0
+"""How often a gateway says that it is there."""
+LOOK_S: Final = 10.0
+"""How often it is looked for gateways that may have records."""
 LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
-FILL_S: Final = 1.0
+"""Seconds after its longest time in which the end of a request is written; half of them in which it is read."""
 DROPS_AFTER_S: Final = 3600.0
-DROPS_EVERY_S: Final = 86_400.0
+DROPS_EVERY_S: Final = 86_400
 """One month is dropped in this time, so that a clock that is wrong for long does not take all."""
+
+_READ: Final = Script(
+    "read_share",
+    """
+local which, group, consumer, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+if which == "claimed" then
+  return redis.call("XAUTOCLAIM", KEYS[1], group, consumer, ARGV[5], "0-0", "COUNT", count)[2]
+end
+if which == "own" then redis.pcall("XGROUP", "CREATE", KEYS[1], group, "0", "MKSTREAM") end
+local after = which == "own" and "0" or ">"
+local reply = redis.call("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", KEYS[1], after)
+return reply and reply[1][2] or {}
+""",
+)
+"""Return entries: those that the consumer has already, those that others have had for too long, or new ones."""
+_DONE: Final = Script(
+    "written",
+    """
+redis.call("XACK", KEYS[1], ARGV[1], unpack(ARGV, 2))
+return redis.call("XDEL", KEYS[1], unpack(ARGV, 2))
+""",
+)
+"""Remove entries that are written."""
 
 AT_ONCE: Final = 2000
 LOOKED_UP: Final = 200
 """Requests without an end whose account is looked up, among all accounts, in one round."""
+
+Result = TypeVar("Result")
+Entry = tuple[bytes, list[bytes] | None]
+"""The id of an entry, and its field and value; None of one that was removed meanwhile."""
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -69,12 +106,12 @@ async def run(config: Config, url: str, stop: asyncio.Event) -> None:
     folder = config.data_path / "usage"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (folder / gaps.LOCK).open("ab")
+        lock = (folder / completeness.LOCK).open("ab")
     except OSError as error:
         raise cannot_use(f"data: cannot use {error.filename or folder}", error) from None
     client = Client.connect(url, timeout_s=5, connections=1)
     sink = Sink(
-        UsageLog(client, folder),
+        UsageLog(client, home_of(config)),
         retention_months=config.usage.retention_months,
         crashed_after_s=crashed_after_s(config),
     )
@@ -93,48 +130,50 @@ def crashed_after_s(config: Config) -> float:
 
 
 class Sink:
-    """Moves records from the stream and one spool to the database of one folder."""
+    """Moves records from the stream and one spool to the home."""
 
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
-        self.reader = Reader(usage.client, usage.folder, usage.installation, room=usage.max_entries // 2)
-        self.database = UsageDatabase(usage.folder, self.reader.lose)
-        self._closing = Closing(usage.client, self.database, usage.gateway)
-        self._filling = Filling(usage.client, usage.folder, usage.installation, self.reader)
-        self._filled = time.monotonic()
+        self.database = writer_of(usage.home)
+        self.reader = GroupReader(usage.client, usage.streams, usage.installation)
+        self._membership = Membership(usage.client, usage.home, usage.installation)
+        self._closing = Closing(usage.client, self.database)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
+        self._last_said = self._last_look = -LOOK_S
         self._drops_at = time.monotonic() + DROPS_AFTER_S
+        self._gateways: list[KnownGateway] = []
+        self._member = False
         self._failing = False
         self._reported: set[Path] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Drain until `stop` is set, and then what is left."""
         while not stop.is_set():
-            gaps.turn(self.usage.folder)
+            completeness.turn(self.usage.folder)
             if not await self.move_batch():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), PAUSE_S)
         deadline = time.monotonic() + LAST_DRAIN_S
         while await self.move_batch() and time.monotonic() < deadline:
             pass
-        with contextlib.suppress(OSError):
-            about = self._about()
-            await self.reader.stop(msgspec.structs.replace(about, stopped=not about.files))
+        await self.leave()
         self.database.close()
 
     async def move_batch(self) -> bool:
         """Move one batch; return whether more is waiting. After an error the next call moves the same batch again."""
         try:
-            more = self._replay_spool()
+            if not (self._member or isinstance(self.usage.home, Path)):
+                await self._say()
+            more = await self._replay_spool()
+            await self._say()
             more |= await self._read_stream()
-            more |= await self._fill()
             self.database.check()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
-                more |= await self._housekeep(idle=not more)
+                more |= await self._housekeep()
         except (GatewayError, OSError) as error:
-            self.reader.leave()
+            self.reader.begin_again()
             if not self._failing:
                 log.error("sink_waits", reason=str(error))
             self._failing = True
@@ -144,22 +183,67 @@ class Sink:
         self._failing = False
         return more
 
+    async def leave(self) -> None:
+        """Say that this gateway ends in order, where nothing is left in its spool and the store answers."""
+        with contextlib.suppress(GatewayError, OSError):
+            if not self.usage.spool.count():
+                await self._membership.say(0, stopped=True)
+                if not isinstance(self.usage.home, Path):
+                    await self._membership.leave()
+                    for stream in self.usage.streams:
+                        await remove_consumer(self.usage.client, stream, self.usage.installation, GROUP)
+                if not self._failing:
+                    completeness.ended(self.usage.folder)
+
     async def close_lost(self, before_ms: int) -> int:
         """Write ends for requests that arrived before `before_ms` and never ended; return how many. Raises `StoreAway`."""
-        ends = await self._closing.ends(before_ms, self.reader.reading.gaps)
+        ends = await self._closing.ends(before_ms, await gateways_of(self.usage.client))
         if ends:
-            await self._send([encode(record) for record in ends])
+            for line in map(encode, ends):
+                await self.usage.send(line)
             log.warning("requests_never_ended", closed_as="gateway_crashed", count=len(ends))
         return len(ends)
 
-    def _replay_spool(self) -> bool:
+    async def _say(self) -> None:
+        """Say that this gateway is there, once a second; and keep now and then which others may have records."""
+        now = time.monotonic()
+        if now - self._last_said < SAY_S:
+            return
+        await self._membership.say(await asyncio.to_thread(self.usage.spool.count))
+        self._last_said, self._member = now, True
+        if now - self._last_look >= LOOK_S:
+            others = [
+                each for each in await gateways_of(self.usage.client) if each.installation != self.usage.installation
+            ]
+            if others != self._gateways:
+                await asyncio.to_thread(completeness.save, self.usage.folder, away_of(others))
+            self._gateways, self._last_look = others, now
+
+    async def _write(self, lines: Iterable[bytes]) -> None:
+        if records := self._records(lines):
+            await done(self.database, partial(self.database.write, records))
+
+    async def _replay_spool(self) -> bool:
         waiting = self.usage.spool.files()
         files = {file: lines for file in waiting[:SPOOL_BATCH] if (lines := self._lines(file)) is not None}
         if files:
-            self.database.write(self._records(line for lines in files.values() for line in lines))
+            await self._write(line for lines in files.values() for line in lines)
             for file in files:
-                self.usage.spool.replayed(file)
+                file.unlink()
         return len(waiting) > SPOOL_BATCH and bool(files)
+
+    async def _read_stream(self) -> bool:
+        """Write this sink's share of the entries; return whether more is waiting."""
+        began = time.time()
+        found = await self.reader.read()
+        await self._write(fields[1] for entries in found.values() for _, fields in entries if fields)
+        for stream, entries in found.items():
+            await self.reader.done(stream, entries)
+        if self.reader.more:
+            return True
+        oldest = await self.usage.oldest_ms()
+        completeness.has_all(self.usage.folder, began if oldest is None else min(began, oldest / 1000))
+        return False
 
     def _lines(self, file: Path) -> list[bytes] | None:
         """Return the lines of a file of the spool; None, with one line in the log, for one that cannot be read."""
@@ -171,43 +255,8 @@ class Sink:
                 log.error("spool_file_unusable", file=str(file), reason=error.strerror)
             return None
 
-    async def _read_stream(self) -> bool:
-        """Write the next entries of the stream, and hand over what was in the spool; return whether more is waiting."""
-        entries = await self.reader.read()
-        if entries:
-            self.database.write(self._records(fields[FIELD] for _, fields in entries if FIELD in fields))
-        handed_over = await self._hand_over()
-        await self.reader.advance(entries, self._about())
-        return len(entries) >= BATCH or handed_over
-
-    def _about(self) -> About:
-        return About(host=socket.gethostname(), files=self.usage.spool.count(), gaps=self.reader.reading.gaps)
-
-    async def _hand_over(self) -> bool:
-        """Write what was in the spool to the stream, if that has room; return whether anything was written."""
-        files = self.usage.spool.files_to_hand_over()[:SPOOL_BATCH]
-        if not files or self.reader.length >= self.usage.max_entries // 2:
-            return False
-        lines = {file: found for file in files if (found := self._lines(file)) is not None}
-        await self._send([line for each in lines.values() for line in each if _is_record(line)])
-        for file in lines:
-            file.unlink()
-        return bool(lines)
-
-    async def _fill(self) -> bool:
-        """Fill a gap, or answer a gateway that has one, once a second; return whether a page was written."""
-        if time.monotonic() - self._filled < FILL_S:
-            return False
-        self._filled = time.monotonic()
-        return await self._filling.step(self.database.write)
-
-    async def _send(self, lines: list[bytes]) -> None:
-        """Write records to the stream that are older than its newest entries."""
-        await note_late(self.usage.client, lines)
-        await asyncio.gather(*(self.usage.client.submit("XADD", self.usage.stream, "*", FIELD, line) for line in lines))
-
-    async def _housekeep(self, *, idle: bool) -> bool:
-        """Report a stream that grows, drop an old month and, when `idle`, close the requests that never ended.
+    async def _housekeep(self) -> bool:
+        """Report a stream that grows, drop an old month, and close the requests that never ended.
 
         Return whether there is more to read now.
         """
@@ -216,24 +265,28 @@ class Sink:
         if waiting > self.usage.max_entries // 10:
             log.error("usage_log_lags", entries=waiting, full_at=self.usage.max_entries)
         sure_ms = min(round(time.time() * 1000), await now_ms(self.usage.client))
-        self._drop_oldest(sure_ms)
-        return (
-            idle
-            and not self.usage.spool.count()
-            and await self.close_lost(round(sure_ms - self._crashed_after_s * 1000)) > 0
-        )
+        await self._drop_oldest(sure_ms)
+        oldest = await self.usage.oldest_ms()
+        if oldest is not None and oldest < sure_ms - MARGIN_S * 500:
+            return False
+        return await self.close_lost(round(sure_ms - self._crashed_after_s * 1000)) > 0
 
-    def _drop_oldest(self, sure_ms: int) -> None:
-        """Drop the oldest month where it is too old at a time that both clocks have reached, and by the newest month with requests.
+    async def _drop_oldest(self, sure_ms: int) -> None:
+        """Drop the oldest month where it is too old at a time that all clocks have reached, and by the newest month with requests.
 
         It must have been too old for an hour, since a clock that was ahead may have made the newest month, too.
         """
-        found = months(self.usage.folder)
+        found = await done(self.database, self.database.months)
         if not found or found[0] >= month_before(min(found[-1], utc(sure_ms)[:7]), self._retention_months):
             self._drops_at = time.monotonic() + DROPS_AFTER_S
-        elif time.monotonic() >= self._drops_at:
-            self.database.drop(found[0])
-            self._drops_at = time.monotonic() + DROPS_EVERY_S
+            return
+        if time.monotonic() < self._drops_at:
+            return
+        self._drops_at = time.monotonic() + DROPS_AFTER_S
+        clock_ms = min(sure_ms, await done(self.database, self.database.now_ms))
+        too_old = found[0] < month_before(utc(clock_ms)[:7], self._retention_months)
+        if too_old and await self.usage.client.call("SET", DROPPED, found[0], "NX", "EX", DROPS_EVERY_S):
+            await done(self.database, partial(self.database.drop, found[0]))
             log.warning("usage_month_dropped", month=found[0], newest=found[-1])
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
@@ -258,12 +311,58 @@ def needed(lines: Iterable[bytes]) -> list[bytes]:
     return [line for line in arrivals if id_of(line) not in ended] + ends
 
 
-def _is_record(line: bytes) -> bool:
-    try:
-        checked(line)
-    except ValueError:
-        return False
-    return True
+async def done(database: Writer, work: Callable[[], Result]) -> Result:
+    """Return the result of work that blocks: on files in this thread, which they belong to, and else in another one."""
+    return work() if isinstance(database, UsageDatabase) else await asyncio.to_thread(work)
+
+
+class GroupReader:
+    """Reads the share of one gateway from the streams. An entry is given to one gateway, which has it until it is `done`."""
+
+    def __init__(self, client: Client, streams: Sequence[str], installation: str) -> None:
+        self._client = client
+        self._streams = streams
+        self._installation = installation
+        self._begun: set[str] = set()
+        self._claimed = -CLAIM_S
+        self.more = False
+
+    def begin_again(self) -> None:
+        """Read what this gateway has already at first: after an error, and where the store may be another one."""
+        self._begun.clear()
+
+    async def read(self) -> dict[str, list[Entry]]:
+        """Return the next entries of each stream; `more` says whether there are further ones. Raises `StoreAway`."""
+        self.more = len(self._begun) < len(self._streams)
+        claims = time.monotonic() - self._claimed >= CLAIM_S
+        pages = await asyncio.gather(*(self._read(stream, claims) for stream in self._streams))
+        if claims:
+            self._claimed = time.monotonic()
+        self.more &= any(pages)
+        self.more |= any(len(page) >= BATCH for page in pages)
+        return dict(zip(self._streams, pages, strict=True))
+
+    async def done(self, stream: str, entries: Sequence[Entry]) -> None:
+        """Remove entries, whose records are in the home. Raises `StoreAway`."""
+        for start in range(0, len(entries), BATCH):
+            await self._client.run(_DONE, [stream], [GROUP, *(entry[0] for entry in entries[start : start + BATCH])])
+
+    async def _read(self, stream: str, claims: bool) -> list[Entry]:
+        if stream not in self._begun:
+            found = await self._page(stream, "own")
+            if found:
+                return found
+            self._begun.add(stream)
+        found = await self._page(stream, "claimed") if claims else []
+        for _ in range(PAGES if len(self._streams) == 1 else 1):
+            page = await self._page(stream, "new")
+            found += page
+            if len(page) < BATCH:
+                break
+        return found
+
+    async def _page(self, stream: str, which: str) -> list[Entry]:
+        return list(await self._client.run(_READ, [stream], [which, GROUP, self._installation, BATCH, CLAIM_MS]))
 
 
 async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:
@@ -278,22 +377,17 @@ async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:
 
 
 class Closing:
-    """Finds the requests that never ended, for the gateway that is called `own` in its records."""
+    """Finds the requests that never ended."""
 
-    def __init__(self, client: Client, database: UsageDatabase, own: str) -> None:
+    def __init__(self, client: Client, database: Writer) -> None:
         self._client = client
         self._wallet = Wallet(client)
         self._database = database
-        self._own = own
 
-    async def ends(self, before_ms: int, gaps: Iterable[Gap]) -> list[Record]:
+    async def ends(self, before_ms: int, gateways: Iterable[KnownGateway]) -> list[Record]:
         """Return ends for requests that arrived before `before_ms` and never ended, some at a time. Raises `StoreAway`."""
-        gone = {
-            self._own,
-            *(short(each.installation) for each in await gateways_of(self._client) if each.about.forgotten_ms),
-        }
-        open_ = self._database.open_requests(before_ms, gone, AT_ONCE)
-        lost = [record for record in open_ if not any(_may_have_end(gap, record) for gap in gaps)]
+        spooling = {short(each.installation) for each in gateways if each.may_have_records}
+        lost = await done(self._database, partial(self._database.open_requests, before_ms, spooling, AT_ONCE))
         ended = await self._ends_of_holds(lost[:LOOKED_UP])
         return [ended.get(record.id) or _closed(record) for record in lost]
 
@@ -310,8 +404,3 @@ class Closing:
 
 def _closed(arrival: Record, **changes: object) -> Record:
     return msgspec.structs.replace(arrival, outcome=Outcome.GATEWAY_CRASHED, **changes)
-
-
-def _may_have_end(gap: Gap, record: Record) -> bool:
-    at = arrival_ms(record.id)
-    return gap.touches(at, at)

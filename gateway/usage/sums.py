@@ -14,7 +14,6 @@ Sums of days that are over are kept in memory (`Summing`):
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections import OrderedDict
@@ -23,16 +22,16 @@ from functools import lru_cache
 from heapq import merge, nlargest, nsmallest
 from itertools import islice, pairwise
 from operator import add, itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from gateway.base.ids import LAST_MS, first_id, utc
 from gateway.domain.exchange import Outcome
-from gateway.usage.database import GROUPS, SUM_COLUMNS, SUMS, UnusableFile, months, path_of
-from gateway.usage.gaps import span_ms
-from gateway.usage.queries import collecting, lacks, merged, month_at, opened
+from gateway.usage.completeness import span_ms
+from gateway.usage.database import GROUPS, SUM_COLUMNS, SUMS, UnusableFile
+from gateway.usage.home import Home, Part, identity, missing, months, opened
+from gateway.usage.queries import collecting, merged, month_at
 
 DAY_MS: Final = 86_400_000
 _TIMES: Final = {"hour": 13, "day": 10, "month": 7}
@@ -81,7 +80,7 @@ class Selected(msgspec.Struct, frozen=True):
         return self.since_ms or 0, LAST_MS if self.until_ms is None else self.until_ms
 
 
-def grouped(folder: Path, by: Sequence[str], wanted: Selected, unusable: list[UnusableFile]) -> list[dict[str, Any]]:
+def grouped(home: Home, by: Sequence[str], wanted: Selected, unusable: list[UnusableFile]) -> list[dict[str, Any]]:
     """Return the sums by some of `NAMES`, sorted by these: dicts with these groups and `SUMS`.
 
     Where a file cannot be read, its error is added to `unusable`, and its requests are left out.
@@ -90,44 +89,44 @@ def grouped(folder: Path, by: Sequence[str], wanted: Selected, unusable: list[Un
     first, last = month_at(since_ms), month_at(until_ms)
 
     def rows() -> Iterator[Sequence[Any]]:
-        for month in months(folder):
+        for month in months(home):
             if first <= month <= last:
-                with collecting(unusable), opened(folder, month) as file:
-                    if file:
-                        yield from file.execute(*statement(file, by, wanted)).fetchall()
+                with collecting(unusable), opened(home, month) as part:
+                    if part:
+                        yield from part.execute(*statement(part, by, wanted)).fetchall()
 
     found = merged(rows(), by, SUMS)
-    unusable += lacks(folder, first, last)
+    unusable += missing(home, first, last)
     return found
 
 
-def statement(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
+def statement(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
     """Return the statement that adds up the requests of a file, and its values: from the sums by day where these suffice."""
     return (
-        _of_days(file, by, wanted)
+        _of_days(part, by, wanted)
         if wanted.days_suffice and _OF_DAYS.issuperset(by)
-        else _of_requests(file, by, wanted)
+        else _of_requests(part, by, wanted)
     )
 
 
-def _of_days(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
+def _of_days(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
     conditions, values = wanted.filters
     names = ["substr(day, 1, 7)" if name == "month" else name for name in by]
     since, until = (utc(ms)[:10] if ms < LAST_MS else "9999-12-32" for ms in wanted.between_ms)
     names += [f"sum({name})" for name in SUMS]
-    text = f"SELECT {', '.join(names)} FROM days WHERE day >= ? AND day < ?{conditions}{_group(by)}"  # noqa: S608
+    text = f"SELECT {', '.join(names)} FROM {part.days} WHERE day >= ? AND day < ?{conditions}{_group(by)}"  # noqa: S608
     return text, (since, until, *values)
 
 
-def _of_requests(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
+def _of_requests(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
     conditions, values = wanted.filters
-    sums = ["count(*)", f"sum(outcome = '{Outcome.COMPLETED}')"]
+    sums = ["count(*)", f"count(*) FILTER (WHERE outcome = '{Outcome.COMPLETED}')"]
     sums += [f"sum({name})" for name in SUM_COLUMNS]
-    sums.append("sum(cost_micros IS NULL)")
+    sums.append("count(*) FILTER (WHERE cost_micros IS NULL)")
     names = [f"substr(arrived_at, 1, {_TIMES[name]})" if name in _TIMES else f'"{name}"' for name in by]
     since_ms, until_ms = wanted.between_ms
     text = (
-        f"SELECT {', '.join([*names, *sums])} FROM requests "  # noqa: S608 - names of ours only
+        f"SELECT {', '.join([*names, *sums])} FROM {part.requests} "  # noqa: S608 - names of ours only
         f"WHERE id >= ? AND id < ? AND outcome IS NOT NULL{conditions}{_group(by)}"
     )
     return text, (first_id(since_ms), first_id(until_ms), *values)
@@ -190,17 +189,17 @@ class _Month:
 
 
 @lru_cache(maxsize=4)
-def summing(folder: Path) -> Summing:
+def summing(home: Home) -> Summing:
     """Return the `Summing` of this process for a folder, with the sums that it has kept."""
-    return Summing(folder)
+    return Summing(home)
 
 
 class Summing:
     """Adds up one usage log. All of it blocks; any number of threads may use it."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, home: Home, clock: Callable[[], float] = time.time) -> None:
         """`clock` tells the time, as seconds since 1970."""
-        self._folder = folder
+        self._home = home
         self._clock = clock
         self._lock = threading.Lock()
         self._months: dict[str, _Month] = {}
@@ -230,18 +229,18 @@ class Summing:
         since_ms, until_ms = wanted.between_ms
         first, last = month_at(since_ms), month_at(until_ms)
         parts, old = list[PartialSums](), list[tuple[_Span, int]]()
-        for month in months(self._folder):
+        for month in months(self._home):
             if first <= month <= last:
-                with collecting(unusable), opened(self._folder, month) as file:
-                    if file is None:
+                with collecting(unusable), opened(self._home, month) as part:
+                    if part is None:
                         continue
-                    place = self._look(month, file)
+                    place = self._look(month, part)
                     for span in _spans(month, since_ms, until_ms, self._clock()):
                         if span.kept and order is None:
                             old.append((span, place))
                         else:
-                            parts.append(self._part(file, place, span, by, wanted, order))
-        unusable += lacks(self._folder, first, last)
+                            parts.append(self._part(part, place, span, by, wanted, order))
+        unusable += missing(self._home, first, last)
         return [*parts, self._old(old, by, wanted, unusable)] if old else parts
 
     def _old(
@@ -253,10 +252,10 @@ class Summing:
             return kept
         parts = list[PartialSums]()
         for span, place in spans:
-            with collecting(unusable), opened(self._folder, span.month) as file:
-                if file is not None:
-                    self._look(span.month, file)
-                    parts.append(self._part(file, place, span, by, wanted, None))
+            with collecting(unusable), opened(self._home, span.month) as part:
+                if part is not None:
+                    self._look(span.month, part)
+                    parts.append(self._part(part, place, span, by, wanted, None))
         if len(spans) == 1 == len(parts):
             return parts[0]
         rows = added(parts, len(by))
@@ -270,24 +269,23 @@ class Summing:
         """Bytes of the sums that are kept."""
         return self._bytes
 
-    def _look(self, month: str, file: sqlite3.Connection) -> int:
+    def _look(self, month: str, part: Part) -> int:
         """Begin to read a file as it is now; learn which days were written to since the last look; return its last place."""
-        status = path_of(self._folder, month).stat()
+        which = identity(self._home, month)
         with self._lock:
-            file.execute("BEGIN")
-            (place,) = file.execute("SELECT coalesce(max(place), 0) FROM ends").fetchone()
+            (place,) = part.execute(f"SELECT coalesce(max(place), 0) FROM {part.ends}").fetchone()  # noqa: S608
             known = self._months.get(month)
-            if known is None or known.file != (status.st_dev, status.st_ino) or place < known.place:
+            if known is None or known.file != which or place < known.place:
                 for key in [key for key in self._kept if any(span.month == month for span in key[0])]:
                     self._drop(key)
-                self._months[month] = _Month((status.st_dev, status.st_ino), place)
+                self._months[month] = _Month(which, place)
             elif place - known.place > MANY:
                 known.floor = known.place = place
                 known.written.clear()
             elif place > known.place:
-                known.written |= file.execute(
-                    "SELECT substr(arrived_at, 1, 10), max(place) FROM ends JOIN requests USING (number) "
-                    "WHERE place > ? GROUP BY 1",
+                known.written |= part.execute(
+                    f"SELECT substr(arrived_at, 1, 10), max(place) FROM {part.ends} AS ended JOIN {part.requests} "  # noqa: S608
+                    f"USING ({part.key}) WHERE place > ? GROUP BY 1",
                     (known.place,),
                 ).fetchall()
                 known.place = place
@@ -295,7 +293,7 @@ class Summing:
 
     def _part(
         self,
-        file: sqlite3.Connection,
+        part: Part,
         place: int,
         span: _Span,
         by: Sequence[str],
@@ -306,10 +304,10 @@ class Summing:
         if span.kept and (kept := self._of(key)) is not None:
             return kept
         within = msgspec.structs.replace(wanted, since_ms=span.since_ms, until_ms=span.until_ms)
-        part = read(file, by, within, order)
+        found = read(part, by, within, order)
         if span.kept:
-            self._keep(key, (place,), part)
-        return part
+            self._keep(key, (place,), found)
+        return found
 
     def _of(self, key: _Key) -> PartialSums | None:
         """Return the kept sums, unless the files have changed since."""
@@ -374,25 +372,25 @@ class PartialSums(msgspec.Struct, frozen=True, array_like=True):
     lines: int
 
 
-def read(file: sqlite3.Connection, by: Sequence[str], wanted: Selected, order: Order | None) -> PartialSums:
+def read(part: Part, by: Sequence[str], wanted: Selected, order: Order | None) -> PartialSums:
     """Add up requests. With an order, return only its lines."""
-    text, values = statement(file, by, wanted)
+    text, values = statement(part, by, wanted)
     groups, sums = [f"g{number}" for number in range(len(by))], [f"s{number}" for number in range(len(SUMS))]
     names = ", ".join([*groups, *(f"coalesce({name}, 0)" for name in sums)])
     begin = f"WITH lines({', '.join([*groups, *sums])}) AS MATERIALIZED ({text})"
     if order is None:
-        rows = file.execute(f"{begin} SELECT {names} FROM lines WHERE s0 != 0", values).fetchall()  # noqa: S608
+        rows = part.execute(f"{begin} SELECT {names} FROM lines WHERE s0 != 0", values).fetchall()  # noqa: S608
         return PartialSums(rows, len(rows))
     after = f" AND ({', '.join(groups)}) > ({', '.join('?' * len(groups))})" if order.after else ""
     sort = f"s{SUMS.index(order.sort)} DESC, " if order.sort else ""
-    found = file.execute(
+    found = part.execute(
         f"{begin} SELECT (SELECT count(*) FROM lines WHERE s0 != 0), {names} FROM lines WHERE s0 != 0{after} "  # noqa: S608
         f"ORDER BY {sort}{', '.join(groups)} LIMIT ?",
         (*values, *order.after, order.limit),
     ).fetchall()
     if found or not order.after:
         return PartialSums([row[1:] for row in found], found[0][0] if found else 0)
-    (lines,) = file.execute(f"{begin} SELECT count(*) FROM lines WHERE s0 != 0", values).fetchone()  # noqa: S608
+    (lines,) = part.execute(f"{begin} SELECT count(*) FROM lines WHERE s0 != 0", values).fetchone()  # noqa: S608
     return PartialSums([], lines)
 
 

@@ -115,10 +115,10 @@ def day(ago: int) -> str:
 
 
 async def measure(local_client: LocalClient) -> None:
-    database = UsageDatabase(local_client.usage_folder)
+    database = UsageDatabase(local_client.store.usage.folder)
 
     async def ask(title: str, work: Callable[[], Awaitable[object]]) -> None:
-        await timed(title, work, database, local_client.usage_folder)
+        await timed(title, work, database, local_client.store.usage.folder)
 
     heading("operation")
     newest = (await requests.list_(local_client, query=Requests(limit=1))).data[0]

@@ -1,9 +1,8 @@
-"""The capacity of one sink with the records of three gateways: `python -m tests.bench.shared_log [REQUESTS]`, 180,000 by default.
+"""The capacity of one, two and four sinks that share a database: `python -m tests.bench.shared_log [REQUESTS]`, 120,000 by default.
 
-Requests of three gateways, each with an arrival and an end, are written to the stream in turns; then a sink in a process of its own
-reads them into its files, so that only the sink is measured: requests a second, and what of the processor it takes for it.
-
-Then three sinks read the same at once. The figures depend on the machine; nothing here is a test.
+Requests of several gateways, each with an arrival and an end, are written to the stream in turns; then the sinks, each in a process
+of its own, write them to PostgreSQL, so that only these are measured: requests a second, and the processor time of a request that
+a sink, the store and the database take. The figures depend on the machine; nothing here is a test.
 """
 
 from __future__ import annotations
@@ -11,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
+from gateway.usage.home import postgres
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import encode
-from gateway.usage.replication import position_of
 from gateway.usage.stream import STREAM
-from tests.bench.usage_log import MODELS, start_sink, stop, tell
+from tests.bench.usage_log import MODELS, stop, tell
+from tests.postgres import PostgresServer
 from tests.records import arrival, end
 
 AT_ONCE = 500
@@ -59,66 +60,80 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-async def read_all(logs: Sequence[UsageLog], url: str, count: int, store_pid: int) -> None:
-    """Start a sink for each log, stop it before it reads, write requests, let all sinks go on, and measure them."""
-    sinks = [await start_sink(log.folder.parent, url) for log in logs]
-    for log in logs:
-        while not [each for each in await groups(log.client) if each == log.installation]:
-            await asyncio.sleep(0.05)
-    took_s = processor = store_s = 0.0
+def of_group(parent: int) -> list[int]:
+    """Return a process and its children."""
+    found = subprocess.run(("pgrep", "-P", str(parent)), capture_output=True, text=True).stdout
+    return [parent, *map(int, found.split())]
+
+
+def total_s(pids: Iterable[int]) -> float:
+    return sum(processor_s(pid) for pid in pids if Path(f"/proc/{pid}").exists())
+
+
+async def read_all(log: UsageLog, sinks: Sequence[asyncio.subprocess.Process], count: int, others: list[int]) -> None:
+    """Stop the sinks, write requests, let the sinks go on, and measure them, the store and the database."""
+    store, database = others
+    took_s, used = 0.0, [0.0, 0.0, 0.0]
     for start in range(0, count, ROUND):
-        await paused(sinks, logs[0].client, min(ROUND, count - start))
-        began, before, store = time.perf_counter(), [processor_s(each.pid) for each in sinks], processor_s(store_pid)
+        for each in sinks:
+            each.send_signal(19)  # SIGSTOP
+        await write_requests(log.client, min(ROUND, count - start))
+        groups = [[each.pid for each in sinks], [store], of_group(database)]
+        began, before = time.perf_counter(), [*map(total_s, groups)]
         for each in sinks:
             each.send_signal(18)  # SIGCONT
-        while not await all_read(logs):
+        while await log.length():
             await asyncio.sleep(0.02)
         took_s += time.perf_counter() - began
-        processor += sum(processor_s(each.pid) for each in sinks) - sum(before)
-        store_s += processor_s(store_pid) - store
-    name = f"{len(logs)} sink{'s' if len(logs) > 1 else ''}"
-    tell(f"{name}: requests/s that each writes", count / took_s)
-    tell(f"{name}: processor of a sink, microseconds for a request", processor / len(logs) / count * 1e6)
-    tell(f"{name}: requests/s of a sink with a core of its own", count * len(logs) / processor)
-    tell(f"{name}: processor of the store, microseconds for a request", store_s / count * 1e6)
-    for each in sinks:
-        await stop(each)
-
-
-async def paused(sinks: Sequence[asyncio.subprocess.Process], client: Client, count: int) -> None:
-    for each in sinks:
-        each.send_signal(19)  # SIGSTOP
-    await write_requests(client, count)
-
-
-async def all_read(logs: Sequence[UsageLog]) -> bool:
-    """Return whether each gateway has said that it has written the last entry."""
-    stream = await logs[0].client.call("XINFO", "STREAM", STREAM)
-    positions = await asyncio.gather(*(position_of(log.client, log.installation) for log in logs))
-    return set(positions) == {stream[b"last-generated-id"].decode()}
-
-
-async def groups(client: Client) -> list[str]:
-    if not await client.call("EXISTS", STREAM):
-        return []
-    return [group[b"name"].decode() for group in await client.call("XINFO", "GROUPS", STREAM)]
+        used = [each + total_s(pids) - first for each, pids, first in zip(used, groups, before, strict=True)]
+    name = f"{len(sinks)} sink{'s' if len(sinks) > 1 else ''}"
+    tell(f"{name}: requests/s that are written", count / took_s)
+    for what, seconds in zip(("the sinks", "the store", "the database"), used, strict=True):
+        tell(f"{name}: processor of {what}, microseconds for a request", seconds / count * 1e6)
 
 
 async def measure(folder: Path, count: int) -> None:
     store = EmbeddedStore.start(folder / "store")
+    server = PostgresServer(durable=True)
     client = Client.connect(store.url, timeout_s=10)
     try:
-        for number in (1, 3):
-            logs = [UsageLog(client, folder / f"{number}-{each}" / "usage") for each in range(number)]
-            await read_all(logs, store.url, count, store.pid)
+        for number in (1, 2, 4):
+            server.empty()
+            await client.call("FLUSHALL")
+            database = postgres(server.url, folder / f"{number}")
+            log = UsageLog(client, database)
+            sinks = [
+                await asyncio.create_subprocess_exec(
+                    *(
+                        sys.executable,
+                        "-m",
+                        "tests.sink_process",
+                        str(folder / f"{number}-{each}"),
+                        store.url,
+                        server.url,
+                    )
+                )
+                for each in range(number)
+            ]
+            await write_requests(client, AT_ONCE)
+            while await log.length():
+                await asyncio.sleep(0.05)
+            await read_all(log, sinks, count, [store.pid, server.process.pid])
+            for each in sinks:
+                await stop(each)
+        size = "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
+        with database._ran(f"{size} WHERE nspname = 'sluicegate' AND relkind = 'r'") as found:
+            tell("bytes of a request in the database", next(found)[0] / (count + AT_ONCE))
+        database.close()
     finally:
         await client.close()
+        server.stop()
         store.stop()
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 180_000
-    print(f"Python {platform.python_version()}, {platform.machine()}, {count:,} requests of three gateways")
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 120_000
+    print(f"Python {platform.python_version()}, {platform.machine()}, {count:,} requests")
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(Path(folder), count))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from gateway.cli.commands import program
 from gateway.config.document import shipped
 from tests.cli.processes import gateway
+from tests.postgres import PostgresServer
 
 CHAIN = "plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]\n"
 MODELS = "channels: {up: {base_url: 'http://h/v1'}}\nmodels: {m: {free: true, channels: [up]}}\ngroups: {default: {}}\n"
@@ -201,3 +203,13 @@ def test_a_certificate_that_cannot_be_used_is_wrong_as_for_a_start(tmp_path: Pat
         (tmp_path / name).write_text("nothing")
     _, err = check(file_of(tmp_path, CHAIN + MODELS + tls), code=2)
     assert "they are not a certificate and its key" in err
+
+
+def test_the_database_of_the_usage_log_is_asked(tmp_path: Path, database_url: str) -> None:
+    text = f"{CHAIN}{MODELS}usage: {{database: '{database_url}'}}\n"
+    out, _ = check(file_of(tmp_path, text), code=0)
+    assert re.search(r"usage_log +PostgreSQL 1[4-9]", out)
+    wrong = text.replace(PostgresServer.password, "wrong-password-71")
+    _, err = check(file_of(tmp_path, wrong), code=1)
+    assert "usage.database cannot be used: connection failed: " in err
+    assert "wrong-password-71" not in err

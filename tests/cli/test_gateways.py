@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
+from gateway.config.document import shipped
+from gateway.store.client.client import Client
+from tests.cli.processes import gateway
 from tests.cli.test_verify import Books, away, books
+from tests.postgres import PostgresServer
 from tests.records import arrival
-from tests.usage.test_reader import Machine
+from tests.usage.test_shares import Machine
 
 __all__ = ["books"]
 
@@ -63,3 +70,25 @@ async def test_one_of_several_gateways_of_a_host_is_chosen_by_its_name(books: Bo
     output = await said(books, "gateways", "forget", "other-host", "--yes", code=1)
     assert "several gateways are called `other-host`: give one of 00000000, 11111111" in output
     assert "forgot" in await said(books, "gateways", "forget", "11111111", "--yes")
+
+
+async def test_a_second_gateway_with_files_of_its_own_does_not_start(
+    client: Client, store_url: str, database_url: str, tmp_path: Path
+) -> None:
+    first = Machine(client, tmp_path / "one" / "usage")
+    await first.drain()
+    file = tmp_path / "gateway.yaml"
+
+    async def started(more: str = "") -> str:
+        shown = re.sub("(?m)^(listen|admin|redis|data):.*$", "", shipped("demo.yaml").read_text())
+        file.write_text(f"{shown}\nredis: {store_url}\ndata: {tmp_path}/two\n{more}")
+        code, _, said = await gateway("serve", "--config", str(file), cwd=tmp_path)
+        assert code == 1
+        return said
+
+    text = await started()
+    assert f"is in the SQLite files of gateway {socket.gethostname()} ({first.usage.gateway})" in text
+    assert "gateway usage move" in text
+    text = await started(f"usage: {{database: '{database_url}'}}\n")
+    assert "is still to be copied: run `gateway usage move` there, after its stop" in text
+    assert PostgresServer.password not in text

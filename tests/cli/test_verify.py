@@ -24,9 +24,8 @@ from gateway.store.money.archive import Archive, Archiver
 from gateway.store.money.scripts import Settlement
 from gateway.tools import verify
 from gateway.usage.database import path_of
-from gateway.usage.gaps import Gap, Reading, save
+from gateway.usage.gateways import About
 from gateway.usage.record import Record
-from gateway.usage.replication import About
 from gateway.usage.stream import GATEWAYS, HEARD
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at, usage_database
@@ -219,7 +218,7 @@ async def test_records_that_are_not_in_the_files_yet_are_a_note(books: Books) ->
     await books.request()
     await books.store.usage.end(end(arrival(), account="acme"))
     (note,) = (await books.verify())["notes"]
-    assert note.startswith("1 entries of the usage log are not in its files yet")
+    assert note.startswith("1 entries of the usage log are not written yet")
 
 
 async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wrong(
@@ -236,19 +235,6 @@ async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wron
     assert note.startswith("gateway other-host (00000000) was last heard of at ")
     await away(books.store.client, "0" * 32, heard_s_ago=1)
     assert await books.wrong() == f"request {lost.id} was charged 0.000027 and is not in the usage log"
-
-
-async def test_a_charge_whose_record_is_in_a_gap_is_a_note_and_not_wrong(
-    books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verify, "SETTLED_MS", 0)
-    await books.request()
-    now = round(time.time() * 1000)
-    await books.store.wallet.settle("acme", arrival().id, CHARGE)
-    save(books.config.data_path / "usage", Reading("1-0", [Gap(now - 1000, now)]))
-    report = await books.verify()
-    assert (report["wrong"], report["unknown"]) == ([], 1)
-    assert [note[:35] for note in report["notes"]] == ["requests that arrived or ended betw"]
 
 
 async def away(client: Client, installation: str, heard_s_ago: float) -> None:

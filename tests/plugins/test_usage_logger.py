@@ -36,7 +36,7 @@ async def given(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator
 
 
 async def log_of(given: Services) -> list[Record]:
-    entries = await given.redis.call("XRANGE", given.store.usage.stream, "-", "+")
+    entries = await given.redis.call("XRANGE", given.store.usage.streams[0], "-", "+")
     return [decode(fields[FIELD]) for _, fields in entries]
 
 
@@ -190,7 +190,7 @@ async def test_nothing_that_the_caller_made_up_is_recorded(given: Services) -> N
     of = exchange({"model": canary}, path=f"/v1/{canary}", method=canary, headers={"x-key": canary}, peer=canary)
     await of.body()
     await run(given, of)
-    entries = await given.redis.call("XRANGE", given.store.usage.stream, "-", "+")
+    entries = await given.redis.call("XRANGE", given.store.usage.streams[0], "-", "+")
     assert b"canary" not in repr(entries).encode()
 
 

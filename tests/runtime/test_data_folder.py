@@ -11,7 +11,7 @@ import pytest
 
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.config.schema import Config
-from gateway.runtime.data_folder import NoStore, check_access, data_folder, existing_folder, has_store, usage_folder
+from gateway.runtime.data_folder import NoStore, check_access, data_folder, existing_folder, has_store, usage_home
 from tests.disk import small_disk
 
 NOBODY = 65534
@@ -56,7 +56,7 @@ def test_a_start_makes_it_for_its_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("redis", ["embedded", "redis://127.0.0.1:1"])
 def test_what_is_no_start_makes_nothing(tmp_path: Path, redis: str) -> None:
     config = config_of(tmp_path / "data", redis)
-    for read in (existing_folder, usage_folder):
+    for read in (existing_folder, usage_home):
         with pytest.raises(NoStore) as error:
             read(config)
         assert str(error.value) == f"no store at {tmp_path}/data: start the gateway there, or pass --config"
@@ -68,7 +68,7 @@ def test_an_embedded_store_is_there_once_it_has_been_started(tmp_path: Path) -> 
     assert has_store(config_of(tmp_path, "redis://127.0.0.1:1"))
     assert not has_store(config_of(tmp_path))
     (tmp_path / "usage").mkdir()
-    assert usage_folder(config_of(tmp_path)) == tmp_path / "usage", "it may have been copied from elsewhere"
+    assert usage_home(config_of(tmp_path)) == tmp_path / "usage", "it may have been copied from elsewhere"
     (tmp_path / "store.lock").touch()
     assert existing_folder(config_of(tmp_path)) == tmp_path
 

@@ -8,13 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.serve.serve import SinkWatch
-from gateway.usage import gaps
+from gateway.usage import completeness
 
 
 def test_a_sink_that_hangs_is_logged_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("gateway.serve.serve.time.monotonic", lambda: now[0])
-    (tmp_path / gaps.LOCK).touch()
+    (tmp_path / completeness.LOCK).touch()
     killed: list[float] = []
     watch = SinkWatch(tmp_path, lambda: killed.append(now[0]))
 
@@ -23,7 +23,7 @@ def test_a_sink_that_hangs_is_logged_and_then_killed(tmp_path: Path, monkeypatch
             for _ in range(seconds):
                 now[0] += 1
                 if turns:
-                    gaps.turn(tmp_path)
+                    completeness.turn(tmp_path)
                 watch.look()
         return [entry["event"] for entry in logs]
 

@@ -6,12 +6,12 @@ import contextlib
 import os
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -24,34 +24,34 @@ from gateway.usage.database import (
     SUM_COLUMNS,
     SUMS,
     UnusableFile,
-    UsageDatabase,
     check_files,
     files_aside,
     month_before,
     months,
     path_of,
 )
+from gateway.usage.home import Home, Writer
+from gateway.usage.home import months as months_of
+from gateway.usage.postgres import Postgres
 from gateway.usage.record import Record
-from tests.records import arrival, close_open, end, id_at, usage_database
+from tests.records import arrival, close_open, end, id_at, usage_database, writer
 
 NEW_YEAR_MS = 1_798_761_600_000
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = usage_database(tmp_path)
-    yield database
-    database.close()
+def database(home: Home) -> Writer:
+    return writer(home)
 
 
-def rolled_up(folder: Path) -> list[dict[str, object]]:
-    return queries.summary(folder, GROUPS)
+def rolled_up(home: Home) -> list[dict[str, object]]:
+    return queries.summary(home, GROUPS)
 
 
-def summed(folder: Path) -> list[dict[str, object]]:
+def summed(home: Home) -> list[dict[str, object]]:
     """The sums by day, computed from the rows."""
     totals: dict[tuple[str, ...], list[int]] = {}
-    for row in queries.select(folder):
+    for row in queries.select(home):
         if row.outcome is not None:
             key = (row.arrived_at[:10], row.account, row.token_id, row.model, row.channel)
             sums = [getattr(row, name) or 0 for name in SUM_COLUMNS]
@@ -61,74 +61,75 @@ def summed(folder: Path) -> list[dict[str, object]]:
     return [dict(zip((*GROUPS, *SUMS), (*key, *totals[key]), strict=True)) for key in sorted(totals)]
 
 
-def test_an_arrival_is_an_open_row(database: UsageDatabase) -> None:
+def test_an_arrival_is_an_open_row(database: Writer) -> None:
     opened = arrival()
     database.write([opened])
-    assert queries.find(database.folder, opened.id) == opened
-    assert rolled_up(database.folder) == []
+    assert queries.find(database.home, opened.id) == opened
+    assert rolled_up(database.home) == []
 
 
-def test_an_end_replaces_its_arrival(database: UsageDatabase) -> None:
+def test_an_end_replaces_its_arrival(database: Writer) -> None:
     opened = arrival()
     database.write([opened])
     database.write([end(opened)])
-    assert list(queries.select(database.folder)) == [end(opened)]
+    assert list(queries.select(database.home)) == [end(opened)]
 
 
-def test_an_end_that_comes_before_its_arrival_stays(database: UsageDatabase) -> None:
+def test_an_end_that_comes_before_its_arrival_stays(database: Writer) -> None:
     opened = arrival()
     database.write([end(opened)])
     database.write([opened])
-    assert list(queries.select(database.folder)) == [end(opened)]
+    assert list(queries.select(database.home)) == [end(opened)]
 
 
-def test_writing_a_record_again_changes_nothing(database: UsageDatabase) -> None:
+def test_writing_a_record_again_changes_nothing(database: Writer) -> None:
     opened = arrival()
     for _ in range(3):
         database.write([opened, end(opened)])
         database.write([end(opened, charge_micros=999)])
-    assert list(queries.select(database.folder)) == [end(opened)]
-    assert [day["charge_micros"] for day in rolled_up(database.folder)] == [123]
+    assert list(queries.select(database.home)) == [end(opened)]
+    assert [day["charge_micros"] for day in rolled_up(database.home)] == [123]
 
 
-def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: UsageDatabase) -> None:
+def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: Writer) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new, end(old), end(new)])
-    assert months(database.folder) == ["2026-12", "2027-01"]
-    assert [day["day"] for day in queries.summary(database.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
+    assert months_of(database.home) == ["2026-12", "2027-01"]
+    assert [day["day"] for day in queries.summary(database.home, ["day"])] == ["2026-12-31", "2027-01-01"]
 
 
-def test_close_crashed_closes_only_old_open_requests(database: UsageDatabase) -> None:
+def test_close_crashed_closes_only_old_open_requests(database: Writer) -> None:
     old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
     database.write([old, ended, end(ended), young])
     assert close_open(database, NEW_YEAR_MS + 5000) == 1
-    outcomes = {row.id: row.outcome for row in queries.select(database.folder)}
+    outcomes = {row.id: row.outcome for row in queries.select(database.home)}
     assert outcomes == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
 
 
-def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: UsageDatabase) -> None:
+def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: Writer) -> None:
     opened = arrival()
     database.write([opened])
     close_open(database, arrival_ms(opened.id) + 1)
     database.write([end(opened)])
-    assert queries.find(database.folder, opened.id) == end(opened)
-    assert rolled_up(database.folder) == summed(database.folder)
+    assert queries.find(database.home, opened.id) == end(opened)
+    assert rolled_up(database.home) == summed(database.home)
 
 
-def test_close_crashed_never_replaces_an_actual_end(database: UsageDatabase) -> None:
+def test_close_crashed_never_replaces_an_actual_end(database: Writer) -> None:
     opened = arrival()
     database.write([end(opened, outcome=Outcome.CALLER_GONE)])
     assert close_open(database, arrival_ms(opened.id) + 1) == 0
 
 
-def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: UsageDatabase) -> None:
+def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: Writer) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new])
     database.drop("2026-12")
+    assert months_of(database.home) == ["2027-01"]
     assert sorted(path.name for path in database.folder.glob("usage-2026*")) == []
-    assert list(queries.select(database.folder)) == [new]
+    assert list(queries.select(database.home)) == [new]
     database.write([old])
-    assert queries.find(database.folder, old.id) == old
+    assert queries.find(database.home, old.id) == old
 
 
 def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
@@ -137,25 +138,33 @@ def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
     ]  # fmt: skip
 
 
-def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(database: UsageDatabase) -> None:
+def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(tmp_path: Path) -> None:
+    database = usage_database(tmp_path)
     good = arrival()
     database.write([good])
-    with sqlite3.connect(path_of(database.folder, months(database.folder)[0])) as other:
+    with sqlite3.connect(path_of(database.home, months(database.home)[0])) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON days BEGIN SELECT raise(ABORT, 'disk is full'); END")
     other.close()
     late = arrival()
     with pytest.raises(UnusableFile, match="disk is full"):
         database.write([late, end(good)])
-    assert list(queries.select(database.folder)) == [good]
-    assert rolled_up(database.folder) == []
+    assert list(queries.select(database.home)) == [good]
+    assert rolled_up(database.home) == []
 
 
-def test_an_id_with_a_quote_in_it_is_only_data(database: UsageDatabase) -> None:
+def test_an_id_with_a_quote_in_it_is_only_data(database: Writer) -> None:
     opened = arrival()
     database.write([end(opened, account="a'; DROP TABLE requests; --", model='"')])
-    record = queries.find(database.folder, opened.id)
+    record = queries.find(database.home, opened.id)
     assert record is not None
     assert record.account == "a'; DROP TABLE requests; --"
+
+
+def emptied(home: Postgres) -> Postgres:
+    with home._transaction("BEGIN") as connection:
+        for name in (each.replace("-", "_") for each in home.months()):
+            connection.execute(f"DELETE FROM sluicegate.requests_{name}; DELETE FROM sluicegate.days_{name}")
+    return home
 
 
 REQUESTS = [arrival() for _ in range(6)]
@@ -172,13 +181,13 @@ ENDS = st.builds(
 WRITES = st.lists(st.one_of(st.sampled_from(REQUESTS), ENDS), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(WRITES, st.none()), max_size=6))
 def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatever_order(
-    steps: list[list[Record] | None],
+    home: Home, steps: list[list[Record] | None]
 ) -> None:
     with TemporaryDirectory() as name:
-        database = usage_database(Path(name))
+        database = usage_database(Path(name)) if isinstance(home, Path) else emptied(home)
         written: set[str] = set()
         for step in steps:
             if step is None:
@@ -187,8 +196,8 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
                 database.write(step)
                 written |= {record.id for record in step}
         database.close()
-        assert rolled_up(database.folder) == summed(database.folder)
-        assert {row.id for row in queries.select(database.folder)} == written
+        assert rolled_up(database.home) == summed(database.home)
+        assert {row.id for row in queries.select(database.home)} == written
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 5000, b"\0" * 8192, b"SQLite format 3\0" + b"\xff" * 9000])

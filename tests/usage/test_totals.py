@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any
 
 import msgspec
@@ -13,10 +12,11 @@ import pytest
 
 from gateway.domain.exchange import Outcome
 from gateway.usage import sums
-from gateway.usage.database import SUMS, UnusableFile, UsageDatabase, path_of
+from gateway.usage.database import SUMS, UnusableFile, path_of
+from gateway.usage.home import Home, Part, Writer
 from gateway.usage.record import Record
 from gateway.usage.sums import DAY_MS, Order, Row, Selected, Summing, grouped, statement
-from tests.records import COSTED, arrival, end, id_at, usage_database
+from tests.records import COSTED, arrival, end, id_at, usage_database, writer
 
 NEW_YEAR_MS = 1_798_761_600_000
 NOW_MS = NEW_YEAR_MS + 5 * DAY_MS + 9 * 3_600_000
@@ -35,10 +35,8 @@ BY = (
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = usage_database(tmp_path)
-    yield database
-    database.close()
+def database(home: Home) -> Writer:
+    return writer(home)
 
 
 def some(random_: random.Random, count: int, last_ms: int = NOW_MS) -> list[Record]:
@@ -62,9 +60,9 @@ def dicts(rows: list[Row], by: tuple[str, ...]) -> list[dict[str, Any]]:
     return [dict(zip((*by, *SUMS), row, strict=True)) for row in rows]
 
 
-def check(summing: Summing, folder: Path, by: tuple[str, ...], wanted: Selected) -> None:
+def check(summing: Summing, home: Home, by: tuple[str, ...], wanted: Selected) -> None:
     """Assert that the sums are those of the log, in any order, and page by page."""
-    expected = grouped(folder, by, wanted, [])
+    expected = grouped(home, by, wanted, [])
     found = summing.totals(by, wanted, Order(ALL), [])
     assert dicts(found.rows, by) == expected
     assert (found.lines, dict(zip(SUMS, found.total, strict=True))) == (
@@ -99,41 +97,41 @@ def check(summing: Summing, folder: Path, by: tuple[str, ...], wanted: Selected)
     ],
 )
 def test_sums_are_those_of_the_log_whatever_is_written(
-    database: UsageDatabase, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...], wanted: Selected
+    database: Writer, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...], wanted: Selected
 ) -> None:
     random_ = random.Random(4711)
     monkeypatch.setattr(sums, "FEW", 4)
     now_ms = NOW_MS
-    summing = Summing(database.folder, lambda: now_ms / 1000)
-    check(summing, database.folder, by, wanted)
+    summing = Summing(database.home, lambda: now_ms / 1000)
+    check(summing, database.home, by, wanted)
     for turn in range(4):
         database.write(some(random_, 30, now_ms))
-        check(summing, database.folder, by, wanted)
+        check(summing, database.home, by, wanted)
         now_ms += turn * 7 * 3_600_000
 
 
-def test_a_presumed_end_of_an_old_day_that_is_replaced_counts_anew(database: UsageDatabase) -> None:
-    summing = Summing(database.folder, lambda: NOW_MS / 1000)
+def test_a_presumed_end_of_an_old_day_that_is_replaced_counts_anew(database: Writer) -> None:
+    summing = Summing(database.home, lambda: NOW_MS / 1000)
     opened = arrival(id_at(NOW_MS - 4 * DAY_MS))
     database.write([opened, *some(random.Random(1), 20)])
     database.write([msgspec.structs.replace(opened, outcome=Outcome.GATEWAY_CRASHED)])
     for by in BY:
-        check(summing, database.folder, by, Selected())
+        check(summing, database.home, by, Selected())
     database.write([end(opened, charge_micros=999_999)])
     for by in BY:
-        check(summing, database.folder, by, Selected())
+        check(summing, database.home, by, Selected())
     assert summing.totals((), Selected(), Order(1), []).total[SUMS.index("charge_micros")] >= 999_999
 
 
-def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_that_are_over_are_not_added_up_again(database: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     database.write(some(random.Random(2), 50))
-    summing = Summing(database.folder, lambda: NOW_MS / 1000)
+    summing = Summing(database.home, lambda: NOW_MS / 1000)
     read: list[Selected] = []
     real = statement
 
-    def counting(file: Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
+    def counting(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
         read.append(wanted)
-        return real(file, by, wanted)
+        return real(part, by, wanted)
 
     monkeypatch.setattr("gateway.usage.sums.statement", counting)
     today_ms = NOW_MS // DAY_MS * DAY_MS
@@ -149,12 +147,12 @@ def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monk
     assert {wanted.since_ms for wanted in read} == {NEW_YEAR_MS, today_ms}
 
 
-def test_after_many_ends_all_is_added_up_again(database: UsageDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_many_ends_all_is_added_up_again(database: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "MANY", 10)
-    summing = Summing(database.folder, lambda: NOW_MS / 1000)
+    summing = Summing(database.home, lambda: NOW_MS / 1000)
     for count in (5, 15, 5, 30):
         database.write(some(random.Random(count), count))
-        check(summing, database.folder, ("account",), Selected())
+        check(summing, database.home, ("account",), Selected())
 
 
 def test_another_file_in_the_place_of_one_is_read_anew(tmp_path: Path) -> None:
@@ -170,16 +168,17 @@ def test_another_file_in_the_place_of_one_is_read_anew(tmp_path: Path) -> None:
     assert summing.totals(("account",), Selected(), Order(ALL), []).rows == []
 
 
-def test_no_more_is_kept_than_some_bytes(database: UsageDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_kept_than_some_bytes(database: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     database.write(some(random.Random(1), 200))
     monkeypatch.setattr(sums, "MAX_BYTES", 2000)
-    summing = Summing(database.folder, lambda: NOW_MS / 1000)
+    summing = Summing(database.home, lambda: NOW_MS / 1000)
     for by in BY * 2:
-        check(summing, database.folder, by, Selected())
+        check(summing, database.home, by, Selected())
     assert 0 < summing.kept_bytes <= 2000
 
 
-def test_a_file_that_cannot_be_read_is_named_and_not_kept_as_nothing(database: UsageDatabase, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named_and_not_kept_as_nothing(tmp_path: Path) -> None:
+    database = usage_database(tmp_path)
     database.write(some(random.Random(1), 40))
     expected = grouped(tmp_path, ("account",), Selected(), [])
     database.close()

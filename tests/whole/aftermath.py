@@ -21,7 +21,7 @@ def tasks() -> set[asyncio.Task[object]]:
 
 async def records_in_stream(gateway: Running) -> list[Record]:
     """Return the records in the usage log's stream, arrivals and ends, oldest first."""
-    page = await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+")
+    page = await gateway.store.client.call("XRANGE", gateway.store.usage.streams[0], "-", "+")
     return [decode(fields[FIELD]) for _, fields in page]
 
 

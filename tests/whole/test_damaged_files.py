@@ -25,6 +25,7 @@ from gateway.store.money.scripts import Settlement
 from gateway.store.pepper import make_pepper
 from gateway.usage import queries
 from gateway.usage.database import path_of
+from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.record import encode
 from gateway.usage.stream import write_lines
 from tests.cli.processes import demo_in
@@ -197,6 +198,9 @@ async def _background_work_goes_on(folder: Path) -> None:
         async with Store.open(config, config.redis) as store:
             mine = end(arrival(), account="", charge_micros=0)
             await store.usage.end(mine)
+            for gone in await gateways_of(store.client):  # a folder that has lost its name is another gateway
+                if gone.installation != store.usage.installation:
+                    await forget(store.client, gone)
             sink = usage_sink(store.usage, retention_months=13, crashed_after_s=600)
             for _ in range(4):
                 await sink.move_batch()

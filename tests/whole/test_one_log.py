@@ -1,4 +1,4 @@
-"""Three gateways behind the shipped nginx.conf, with the shipped configuration: each answers for all of them.
+"""Three gateways behind the shipped nginx.conf, with the shipped configuration and one database: each answers for all of them.
 
 With `GATEWAY_ONE_LOG_REQUESTS` requests, 36 by default.
 """
@@ -22,9 +22,11 @@ import pytest
 
 from gateway.chain.services import Store
 from gateway.config.schema import load
+from gateway.domain.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.embedded import EmbeddedStore
 from gateway.usage import queries
+from gateway.usage.home import Home, postgres
 from tests.cli.processes import all_ready, children, free_port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
@@ -61,8 +63,9 @@ class Pod:
         self.file.write_text(text)
 
     @property
-    def usage(self) -> Path:
-        return self.folder / "data" / "usage"
+    def usage(self) -> Home:
+        """The home of the log, as this gateway has it."""
+        return postgres(self._environment["GATEWAY_DATABASE"], self.folder / "data" / "usage")
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -143,6 +146,24 @@ async def sent(port: int, token: str, count: int) -> set[str]:
     return ids
 
 
+async def held(port: int, token: str, count: int, began: asyncio.Event) -> dict[str, bool]:
+    """Send requests while a gateway is killed; return the ids that callers have, and whether the answer was whole."""
+    ids: dict[str, bool] = {}
+    request = chat(token, {"model": "gpt-4o-mini"})
+
+    async def some(count: int) -> None:
+        for _ in range(count):
+            with suppress(OSError, EOFError):
+                answer = await ask(port, request)
+                if answer.status == 200:
+                    ids[answer.headers["x-request-id"]] = answer.whole
+            if len(ids) > AT_ONCE:
+                began.set()
+
+    await asyncio.gather(*(some(count // AT_ONCE) for _ in range(AT_ONCE)))
+    return ids
+
+
 async def until_ended(pods: list[Pod], ids: set[str]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not all(pod.ended() >= ids for pod in pods):
@@ -156,12 +177,12 @@ async def answers(pod: Pod, token: str, ids: set[str]) -> set[int]:
 
 
 async def test_each_gateway_answers_for_all_also_for_one_that_has_gone_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
     began_ms = round(time.time() * 1000)
     monkeypatch.setenv("GATEWAY_PEPPER", "a-pepper-of-enough-characters-for-it")
     store = await asyncio.to_thread(EmbeddedStore.start, tmp_path / "store")
-    environment = {"GATEWAY_REDIS": store.url, "OPENAI_API_KEY": "key"}
+    environment = {"GATEWAY_REDIS": store.url, "OPENAI_API_KEY": "key", "GATEWAY_DATABASE": database_url}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     async with FakeUpstream(pace_s=0, key="key") as upstream, AsyncExitStack() as stack:
@@ -175,7 +196,7 @@ async def test_each_gateway_answers_for_all_also_for_one_that_has_gone_for_good(
             await opened.accounts.create("tester")
             await opened.wallet.credit("tester", "opening", 5_000_000_000)
             token = (await opened.tokens.create("tester")).token
-        names = [(pod.usage / "installation").read_text()[:8] for pod in pods]
+        names = [(pod.folder / "data" / "usage" / "installation").read_text()[:8] for pod in pods]
         ids = await sent(port, token, REQUESTS)
         assert len(ids) == REQUESTS
         await until_ended(pods, ids)
@@ -183,13 +204,23 @@ async def test_each_gateway_answers_for_all_also_for_one_that_has_gone_for_good(
         assert min(received) > REQUESTS // 6, "each gateway received some"
 
         gone, *others = pods
+        began = asyncio.Event()
+        loading = asyncio.create_task(held(port, token, REQUESTS, began))
+        await began.wait()
         gone.signal(signal.SIGKILL)
         shutil.rmtree(gone.folder / "data")
+        under_way = await loading
+        assert len(under_way) > REQUESTS // 2
+        whole = {id_ for id_, ended in under_way.items() if ended}
+        ids |= whole
+        await until_ended(others, ids)
         for pod in others:
             assert await answers(pod, token, ids) == {200}
-            assert {record.id for record in queries.select(pod.usage) if record.model} == ids
+            records = {record.id: record.outcome for record in queries.select(pod.usage)}
+            assert {records[id_] for id_ in ids} == {Outcome.COMPLETED}
+            assert under_way.keys() <= records.keys(), "also what was cut is known to have arrived"
             (total,) = [each for each in queries.summary(pod.usage, ["model"]) if each["model"]]
-            assert total["requests"] == total["completed"] == REQUESTS
+            assert total["requests"] >= total["completed"] >= len(ids)
         lines = await others[0].run("usage", "list", "--limit", str(10 * REQUESTS), "--json")
         assert {json.loads(line)["id"] for line in lines.splitlines()} >= ids
 

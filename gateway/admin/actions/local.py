@@ -30,6 +30,7 @@ from gateway.domain.facts import AccountLimits
 from gateway.runtime.handover import RefusedReload
 from gateway.store.client.client import Argument, Client, Script
 from gateway.store.limits import Limited, RateLimiter
+from gateway.usage.home import Home, home_of
 
 if TYPE_CHECKING:
     from gateway.chain.services import Store
@@ -93,9 +94,9 @@ class LocalClient:
         self.change = RecordedChange()
 
     @property
-    def usage_folder(self) -> Path:
-        """The folder of the usage log."""
-        return self.config.data_path / "usage"
+    def usage_home(self) -> Home:
+        """The home of the usage log."""
+        return home_of(self.config)
 
     async def perform(self, action: Action[Any, Any], arguments: Arguments) -> Any:
         """Do an action. Raises `Refused` (403) without its scope, and what the action raises."""

@@ -13,8 +13,8 @@ from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import Refused
 from gateway.server.own_records import NOT_FOUND, NOT_IN_ALL, notes_of, own_fields, readable
 from gateway.usage import queries
+from gateway.usage.completeness import span_ms
 from gateway.usage.database import UnusableFile
-from gateway.usage.gaps import span_ms
 from gateway.usage.queries import OWN_SUMS, RequestsQuery, own_sums
 
 Line = Mapping[str, Any]
@@ -45,10 +45,10 @@ async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
 
     def read() -> OwnUsage:
         unusable: list[UnusableFile] = []
-        folder = client.usage_folder
+        home = client.usage_home
         with readable():
             by_day, by_model, by_token = (
-                own_sums(folder, account, [group], wanted[0], wanted[-1], unusable)
+                own_sums(home, account, [group], wanted[0], wanted[-1], unusable)
                 for group in ("day", "model", "token_id")
             )
         found = {line["day"]: line for line in by_day}
@@ -58,7 +58,7 @@ async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
             _largest_first(by_model),
             _largest_first(by_token),
             {name: sum(line[name] for line in by_day) for name in OWN_SUMS},
-            notes_of(folder, unusable, *span_ms(wanted[0], wanted[-1])),
+            notes_of(home, unusable, *span_ms(wanted[0], wanted[-1])),
         )
 
     return await asyncio.to_thread(read)
@@ -70,8 +70,8 @@ async def requests(client: LocalClient, account: str, after: str, limit: int) ->
     def read() -> OwnRequests:
         unusable: list[UnusableFile] = []
         with readable():
-            found = queries.page(client.usage_folder, RequestsQuery(account, after=after), limit, unusable)
-        return OwnRequests(list(map(own_fields, found.records)), found.next, notes_of(client.usage_folder, unusable))
+            found = queries.page(client.usage_home, RequestsQuery(account, after=after), limit, unusable)
+        return OwnRequests(list(map(own_fields, found.records)), found.next, notes_of(client.usage_home, unusable))
 
     return await asyncio.to_thread(read)
 

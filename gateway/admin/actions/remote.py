@@ -16,7 +16,6 @@ from codecs import getincrementaldecoder
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -25,6 +24,7 @@ import msgspec
 from gateway.admin.actions.action import Action, Arguments
 from gateway.admin.actions.errors import IN_USE, PREFIX, in_own_words, refused
 from gateway.base.errors import GatewayError, Misconfigured, Refused, StoreAway
+from gateway.usage.home import Home
 from gateway.usage.record import Record, decode
 
 if TYPE_CHECKING:
@@ -282,8 +282,8 @@ class Feed(Streamed):
 
     content_type = "text/event-stream"
 
-    def __init__(self, folder: Path, selects: Callable[[Record], bool]) -> None:
-        self.folder = folder
+    def __init__(self, home: Home, selects: Callable[[Record], bool]) -> None:
+        self.home = home
         self.selects = selects
 
 

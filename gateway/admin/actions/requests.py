@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -23,8 +22,9 @@ from gateway.base.ids import arrival_ms, check_time, first_id
 from gateway.base.text import counted
 from gateway.domain.exchange import Outcome
 from gateway.domain.prices import price_from
-from gateway.usage import gaps, queries
+from gateway.usage import completeness, queries
 from gateway.usage.database import UnusableFile
+from gateway.usage.home import Home
 from gateway.usage.queries import AllRequestsQuery
 from gateway.usage.record import Record, charge_of, hashed_reference
 from gateway.usage.search import SearchResult
@@ -117,7 +117,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 @action("GET", "/requests", Scope.READ)
 async def list_(client: LocalClient, query: Requests) -> RequestPage:
     """List requests of all gateways of the store, newest first."""
-    return await asyncio.to_thread(_list, client.usage_folder, query)
+    return await asyncio.to_thread(_list, client.usage_home, query)
 
 
 @action("GET", "/requests/{id}", Scope.READ)
@@ -150,7 +150,7 @@ async def _find(client: LocalClient, id: str) -> SearchResult:  # noqa: A002
         raise Refused(400, "invalid_request", "The id of a request is its `x-request-id`.", param="id") from None
     record = None
     with suppress(UnusableFile):  # the store may have it, or says what is wrong
-        record = await asyncio.to_thread(queries.find, client.usage_folder, id)
+        record = await asyncio.to_thread(queries.find, client.usage_home, id)
     return SearchResult(record) if record is not None and record.outcome else await client.store.usage.ask(id)
 
 
@@ -181,17 +181,17 @@ def wanted_of(query: Filters) -> AllRequestsQuery:
     )
 
 
-def _list(folder: Path, query: Requests) -> RequestPage:
+def _list(home: Home, query: Requests) -> RequestPage:
     since_ms, until_ms = between(query.since, query.until)
     wanted, until = wanted_of(query), time.monotonic() + LONGEST_S
     found, unusable = queries.RequestList([], query.after), list[UnusableFile]()
     while True:
         terms = msgspec.structs.replace(wanted, after=found.next)
-        more = queries.page(folder, terms, query.limit - len(found.records), unusable, SCANNED)
+        more = queries.page(home, terms, query.limit - len(found.records), unusable, SCANNED)
         found = queries.RequestList(found.records + more.records, more.next)
         if not found.next or len(found.records) == query.limit or time.monotonic() > until:
             break
-    notes = gaps.notes(folder, arrival_ms(found.next) if found.next else since_ms, until_ms)
+    notes = completeness.notes(home, arrival_ms(found.next) if found.next else since_ms, until_ms)
     unread = list(dict.fromkeys(map(str, unusable)))
     return RequestPage(found.records, bool(found.next), found.next or None, notes, unread=unread)
 

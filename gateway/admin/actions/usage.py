@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,8 +18,9 @@ from gateway.base.errors import Refused
 from gateway.base.text import csv_line
 from gateway.domain.exchange import Outcome
 from gateway.usage import queries
+from gateway.usage.completeness import notes
 from gateway.usage.database import SUMS, UnusableFile
-from gateway.usage.gaps import notes
+from gateway.usage.home import Home
 from gateway.usage.queries import AllRequestsQuery
 from gateway.usage.record import Record
 from gateway.usage.sums import NAMES, Order, Row, Selected, summing
@@ -125,20 +125,20 @@ class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def summary(client: LocalClient, query: SumsQuery) -> Summary:
     """Add up requests, tokens, charges, costs and margins by any of the groups. Times are those of the arrival, in UTC."""
     by, selected = groups(query.by), _selected(query)
-    return await asyncio.to_thread(_summary, client.usage_folder, by, selected, query)
+    return await asyncio.to_thread(_summary, client.usage_home, by, selected, query)
 
 
 @action("GET", "/usage/export.csv", Scope.READ)
 async def export(client: LocalClient, query: Filters) -> CsvFile:
     """Return the records of requests as CSV, newest first, with all fields; amounts in micros."""
-    return CsvFile("requests.csv", _records_as_csv(client.usage_folder, wanted_of(query)))
+    return CsvFile("requests.csv", _records_as_csv(client.usage_home, wanted_of(query)))
 
 
 @action("GET", "/usage/live", Scope.READ)
 async def live(client: LocalClient, query: Followed) -> Feed:
     """Follow requests as they end, from now on, or after the event of the header `Last-Event-ID`; at most 32 follow at once."""
     terms = [(name, value) for name in query.__struct_fields__ if (value := getattr(query, name)) is not None]
-    return Feed(client.usage_folder, lambda record: all(getattr(record, name) == value for name, value in terms))
+    return Feed(client.usage_home, lambda record: all(getattr(record, name) == value for name, value in terms))
 
 
 def groups(text: str) -> list[str]:
@@ -154,10 +154,10 @@ def _selected(query: SumsQuery) -> Selected:
     return Selected(query.account, query.model, query.outcome, since_ms, until_ms)
 
 
-def _summary(folder: Path, by: Sequence[str], selected: Selected, query: SumsQuery) -> Summary:
+def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery) -> Summary:
     unusable: list[UnusableFile] = []
     after = _decoded(query.after, len(by)) if query.after else ()
-    found = summing(folder).totals(by, selected, Order(query.limit, query.sort, after), unusable)
+    found = summing(home).totals(by, selected, Order(query.limit, query.sort, after), unusable)
     has_more = bool(found.rows) and len(found.rows) == query.limit < found.lines
     return Summary(
         [_line(by, row) for row in found.rows],
@@ -165,7 +165,7 @@ def _summary(folder: Path, by: Sequence[str], selected: Selected, query: SumsQue
         found.lines,
         has_more,
         _encoded(found.rows[-1][: len(by)]) if has_more and not query.sort else None,
-        notes(folder, selected.since_ms, selected.until_ms),
+        notes(home, selected.since_ms, selected.until_ms),
         list(dict.fromkeys(map(str, unusable))),
     )
 
@@ -190,11 +190,11 @@ def _decoded(after: str, width: int) -> tuple[str, ...]:
     return names
 
 
-async def _records_as_csv(folder: Path, wanted: AllRequestsQuery) -> AsyncIterator[str]:
+async def _records_as_csv(home: Home, wanted: AllRequestsQuery) -> AsyncIterator[str]:
     """Yield lines of CSV. No file is open while they are sent, so that a slow reader keeps nothing from the log."""
     yield csv_line(Record.__struct_fields__)
     while True:
-        found = await asyncio.to_thread(_rows, folder, wanted)
+        found = await asyncio.to_thread(_rows, home, wanted)
         if lines := "".join(found.lines):
             yield lines
         if not found.next:
@@ -207,8 +207,8 @@ class _Rows(msgspec.Struct):
     next: str
 
 
-def _rows(folder: Path, wanted: AllRequestsQuery) -> _Rows:
-    found = queries.page(folder, wanted, ROWS, [], SCANNED)
+def _rows(home: Home, wanted: AllRequestsQuery) -> _Rows:
+    found = queries.page(home, wanted, ROWS, [], SCANNED)
     return _Rows(list(_lines(found.records)), found.next)
 
 

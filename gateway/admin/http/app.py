@@ -15,7 +15,6 @@ import hmac
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from datetime import date
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -37,8 +36,9 @@ from gateway.base.ids import new_id
 from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.base.log import log
 from gateway.metrics.exporter import Exporter
-from gateway.usage import gaps, queries
+from gateway.usage import completeness, queries
 from gateway.usage.database import GROUPS
+from gateway.usage.home import Home
 
 METRICS: Final = "/metrics"
 KNOWN: Final = (
@@ -67,14 +67,14 @@ class Admin:
 
     def __init__(
         self,
-        folder: Path,
+        home: Home,
         callers: Callers,
         exporter: Exporter,
         client_of: ClientOf | None = None,
         pages: OwnPages | None = None,
     ) -> None:
         """Answer from the usage log in `folder` and the metrics of `exporter`; and with `client_of`, serve the API."""
-        self._folder = folder
+        self._home = home
         self._exporter = exporter
         self._callers = callers
         self._client_of = client_of
@@ -137,15 +137,15 @@ class Admin:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         account = request.query.get("account")
-        return await self._live.send(request, Feed(self._folder, lambda record: account in (None, record.account)))
+        return await self._live.send(request, Feed(self._home, lambda record: account in (None, record.account)))
 
     async def _summary(self, request: web.Request) -> web.Response:
         by = [name for name in request.query.get("by", "day").split(",") if name]
         if not set(by) <= set(GROUPS):
             raise Refused(400, "invalid_request", f"`by` is some of {', '.join(GROUPS)}, with commas.", param="by")
         first, last = _day(request, "from"), _day(request, "to")
-        totals = await asyncio.to_thread(queries.summary, self._folder, by, since=first, until=last)
-        notes = await asyncio.to_thread(gaps.notes, self._folder, *gaps.span_ms(first, last))
+        totals = await asyncio.to_thread(queries.summary, self._home, by, since=first, until=last)
+        notes = await asyncio.to_thread(completeness.notes, self._home, *completeness.span_ms(first, last))
         missing = {"Usage-Log-Gaps": "; ".join(notes[-MAX_GAPS:])} if notes else {}
         return web.Response(body=msgspec.json.encode(totals), headers=missing, content_type="application/json")
 

@@ -50,7 +50,7 @@ class LiveUsage:
 
     async def _stream(self, request: web.Request, feed: Feed) -> web.StreamResponse:
         try:
-            tail = await asyncio.to_thread(queries.Tail, feed.folder, request.headers.get("Last-Event-ID", ""))
+            tail = await asyncio.to_thread(queries.Tail, feed.home, request.headers.get("Last-Event-ID", ""))
         except ValueError as error:
             raise Refused(400, "invalid_request", f"Last-Event-ID: {error}.", param="Last-Event-ID") from None
         async with sse_response(request, sep="\n", ping_interval=PING_S) as response:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -30,6 +29,7 @@ from gateway.base.text import counted
 from gateway.domain.exchange import Outcome
 from gateway.metrics.shared import SharedNumbers
 from gateway.usage import queries
+from gateway.usage.home import Home
 from gateway.usage.record import Record
 
 PING_S: Final = 15.0
@@ -117,10 +117,10 @@ class LiveStats:
     """Live statistics of the gateways whose log is in a folder, for all pages that follow."""
 
     def __init__(
-        self, folder: Path, numbers: Mapping[str, SharedNumbers], answers: Callable[[], Awaitable[bool]]
+        self, home: Home, numbers: Mapping[str, SharedNumbers], answers: Callable[[], Awaitable[bool]]
     ) -> None:
         """`numbers`: what the processes of this gateway count, by their names. `answers` tells whether the store does."""
-        self._folder = folder
+        self._home = home
         self._numbers = numbers
         self._answers = answers
         self._followers = 0
@@ -176,7 +176,7 @@ class LiveStats:
         self._minute, self._number = Minute(), 0
         self._newest.clear()
         try:
-            tail = await asyncio.to_thread(queries.Tail, self._folder)
+            tail = await asyncio.to_thread(queries.Tail, self._home)
             known = await asyncio.to_thread(self._begin)
             asked = 0.0
             while True:
@@ -199,12 +199,12 @@ class LiveStats:
         since_ms = int((time.time() - SECONDS) * 1000)
         counted = set()
         for id_, duration_ms, outcome, first_byte_ms, charge in queries.rows(
-            self._folder, names, since_ms=since_ms, unusable=[]
+            self._home, names, since_ms=since_ms, unusable=[]
         ):
             counted.add(id_)
             at = (arrival_ms(id_) + (duration_ms or 0)) // 1000
             self._minute.add(EndedRequest(at, outcome, first_byte_ms, charge or 0))
-        records = queries.select(self._folder, newest_first=True, unusable=[])
+        records = queries.select(self._home, newest_first=True, unusable=[])
         last = list(islice((record for record in records if record.outcome is not None), MAX_ROWS))
         for record in reversed(last):
             self._number += 1

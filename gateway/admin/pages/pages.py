@@ -72,7 +72,7 @@ class Pages:
         self._assets = Assets()
         self._unbroken = Unbroken()
         self._own_bounds = OwnBounds()
-        self._live_stats = LiveStats(client.usage_folder, numbers, client.store.answers)
+        self._live_stats = LiveStats(client.usage_home, numbers, client.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""

@@ -22,6 +22,7 @@ from gateway.base.errors import GatewayError, Misconfigured, cannot_use
 from gateway.tools.reconcile.bill import BillLine
 from gateway.usage import queries
 from gateway.usage.database import UnusableFile
+from gateway.usage.home import Home
 from gateway.usage.record import AttemptRecord, Record, decode
 
 BATCH: Final = 10_000
@@ -242,9 +243,9 @@ class Call(msgspec.Struct, frozen=True):
     cost: int | None
 
 
-def logged(folder: Path, *, since_ms: int | None, until_ms: int | None, unusable: list[UnusableFile]) -> Iterator[Call]:
-    """Yield the calls of the usage log's files, in the order in which the requests arrived. Blocks."""
-    rows = queries.rows(folder, COLUMNS, since_ms=since_ms, until_ms=until_ms, unusable=unusable)
+def logged(home: Home, *, since_ms: int | None, until_ms: int | None, unusable: list[UnusableFile]) -> Iterator[Call]:
+    """Yield the calls of the usage log, in the order in which the requests arrived. Blocks."""
+    rows = queries.rows(home, COLUMNS, since_ms=since_ms, until_ms=until_ms, unusable=unusable)
     for *fields, attempts, stated in rows:
         if attempts is not None and attempts != "[]":
             yield from _calls(fields, _attempts(attempts), stated)

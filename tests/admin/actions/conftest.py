@@ -50,6 +50,6 @@ def local_client(local_client_with: LocalClientWith) -> LocalClient:
 @pytest.fixture
 def rows(local_client: LocalClient) -> Iterator[UsageDatabase]:
     """The usage log that the local client reads."""
-    database = usage_database(local_client.usage_folder)
+    database = usage_database(local_client.store.usage.folder)
     yield database
     database.close()

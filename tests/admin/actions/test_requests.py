@@ -140,7 +140,7 @@ async def test_what_cannot_be_asked_is_refused(local_client: LocalClient, query:
 async def test_a_month_that_cannot_be_read_is_named(local_client: LocalClient, rows: UsageDatabase) -> None:
     found = written(rows)
     rows.close()
-    path_of(local_client.usage_folder, "2026-12").write_bytes(b"no database" * 1000)
+    path_of(local_client.store.usage.folder, "2026-12").write_bytes(b"no database" * 1000)
     page = await asked(local_client)
     assert page.data == found[:5:-1]
     assert ["usage-2026-12" in text for text in page.unread] == [True]

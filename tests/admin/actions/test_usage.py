@@ -49,7 +49,7 @@ async def test_sums_are_those_of_the_log(local_client: LocalClient, rows: UsageD
     written(rows)
     names = usage.groups(by)
     found = await asked(local_client, by=by)
-    expected = grouped(local_client.usage_folder, names, Selected(), [])
+    expected = grouped(local_client.store.usage.folder, names, Selected(), [])
     assert dicts(found.data, names) == expected
     assert (found.total.requests, found.total.charge_micros, found.total.unknown_costs) == (12, 66, 6)
     assert (found.lines, found.has_more, found.unread) == (len(expected), False, [])

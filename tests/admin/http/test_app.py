@@ -17,8 +17,8 @@ from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import run, serving
 from gateway.metrics.exporter import Exporter
+from gateway.usage.completeness import Away, save
 from gateway.usage.database import UsageDatabase
-from gateway.usage.gaps import Gap, Reading, save
 from tests.admin.http.conftest import TOKEN, Client, ClientWith, call
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, soon
@@ -42,12 +42,12 @@ async def test_the_summary_adds_up_by_the_columns_of_the_query(client: Client, r
 
 
 async def test_the_summary_names_the_gaps_that_it_has(client: Client, rows: UsageDatabase) -> None:
-    gap = Gap(1_000_000_000_000, 1_000_000_001_000)
-    save(rows.folder, Reading("1-0", [gap]))
+    gone = Away("0a1b2c3d", "host-one", 1_000_000_000_000, forgotten_ms=1_000_000_001_000)
+    save(rows.folder, [gone])
     async with client.get("/usage/summary?to=2001-09-06") as response:
         assert "Usage-Log-Gaps" not in response.headers
     async with client.get("/usage/summary?from=2001-09-09") as response:
-        assert f"requests that arrived or ended {gap} may be missing" in response.headers["Usage-Log-Gaps"]
+        assert gone.note() in response.headers["Usage-Log-Gaps"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("by", "nope"), ("by", "day;--"), ("from", "2026-13-01"), ("to", "x")])

@@ -20,7 +20,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 async def test_requests_are_listed_read_and_told(api: Client, local_client: LocalClient) -> None:
-    rows = usage_database(local_client.usage_folder)
+    rows = usage_database(local_client.store.usage.folder)
     record = end(arrival(), account="alice")
     rows.write([record, end(arrival())])
     rows.close()
@@ -34,7 +34,7 @@ async def test_requests_are_listed_read_and_told(api: Client, local_client: Loca
 
 
 async def test_an_export_is_csv(api: Client, local_client: LocalClient) -> None:
-    rows = usage_database(local_client.usage_folder)
+    rows = usage_database(local_client.store.usage.folder)
     rows.write([end(arrival()) for _ in range(2500)])
     rows.close()
     async with api.get("/api/v1/usage/export.csv", headers=HEADERS) as response:
@@ -59,7 +59,7 @@ async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(
 
 
 async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:
-    rows = usage_database(local_client.usage_folder)
+    rows = usage_database(local_client.store.usage.folder)
     async with api.get("/api/v1/usage/live?model=large&outcome=completed", headers=HEADERS) as response:
         assert await response.content.readuntil(b"\n\n") == b": from here on\n\n"
         mine = end(arrival(), model="large")
@@ -73,7 +73,7 @@ async def test_requests_are_followed_by_model_and_outcome(api: Client, local_cli
 async def test_a_reader_that_takes_nothing_of_a_file_is_let_go(
     api: Client, local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = usage_database(local_client.usage_folder)
+    rows = usage_database(local_client.store.usage.folder)
     rows.write([end(arrival()) for _ in range(30_000)])
     rows.close()
     monkeypatch.setattr(csv_file, "SEND_S", 0.2)

@@ -42,7 +42,7 @@ async def pages_of(house: House) -> tuple[PlainBrowser, list[str]]:
     await local_client.store.wallet.credit("alice", "t", 5_000_000)
     await local_client.store.wallet.adjust("alice", "u", -5, HOSTILE)
     await local_client.store.channels.set_enabled("up", False, by=HOSTILE, reason=HOSTILE)
-    rows = usage_database(local_client.usage_folder)
+    rows = usage_database(local_client.store.usage.folder)
     hostile = end(
         arrival(),
         account="alice",

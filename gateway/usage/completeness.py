@@ -1,0 +1,159 @@
+"""Completeness of answers from the usage log: how late its home is, and which gateways may have records that are not in it.
+
+The sink of each gateway keeps both in the folder of its gateway, so that a list says what it may lack without asking the store:
+
+1. **`reader.time` was changed when the home last had all that was in the stream by then**, whatever the reason where it is late: a
+   sink hangs or has ended, the store or the database is away, the disk is full.
+2. **`sink.lock` is changed at each turn of the sink**, also of one that fails. The parent process watches it.
+3. **`away.json` has the gateways that may have records in their spools**: not heard of, with files to write, or forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.base import durable
+from gateway.base.ids import LAST_MS, utc
+from gateway.base.log import log
+from gateway.usage.home import Home, folder_of
+
+AWAY: Final = "away.json"
+READ: Final = "reader.time"
+LOCK: Final = "sink.lock"
+SKEW_MS: Final = 60_000
+"""How much the clocks of the gateways and of the store may differ."""
+DAY_MS: Final = 86_400_000
+LONGEST_MS: Final = DAY_MS
+"""No request takes longer to end."""
+SETTLED_MS: Final = 10_000
+"""After its arrival, so long at most it takes until a request is in the stream, or in the spool of its gateway."""
+LATE_MS: Final = 15_000
+"""From how long ago on an answer has a note. A sink that runs is a second behind, and a few where it has much to read."""
+
+LATE: Final = "they are not in the log yet"
+
+
+class Away(msgspec.Struct, frozen=True, array_like=True):
+    """A gateway that may have records which are nowhere else. `name`: as in its records. `files`: those of its spool.
+
+    `forgotten_ms`: when an operator said that it has gone, else 0. `whole`: it had the whole log until then, in files of its own.
+    """
+
+    name: str
+    host: str
+    heard_ms: int
+    files: int = 0
+    forgotten_ms: int = 0
+    whole: bool = False
+
+    @property
+    def between_ms(self) -> tuple[int, int]:
+        """When a request arrived that it may have: with files to write, at any time before, too."""
+        return 0 if self.files or self.whole else self.heard_ms - SETTLED_MS, self.forgotten_ms or LAST_MS
+
+    def may_have(self, since_ms: int | None, until_ms: int | None) -> bool:
+        """Return whether it may have requests that arrived in this time, or their ends."""
+        first_ms, last_ms = self.between_ms
+        return _touches(first_ms, last_ms, since_ms, until_ms)
+
+    def note(self, *, with_host: bool = True) -> str:
+        """Return a sentence that names it. Callers do not learn its host."""
+        name = f"{self.host} ({self.name})" if with_host else self.name
+        heard = f"gateway {name} was last heard of at {utc(self.heard_ms)}"
+        if self.forgotten_ms:
+            what = "the log until then, which its disk had, is lost" if self.whole else "what it had then is lost"
+            return f"{heard} and forgotten at {utc(self.forgotten_ms)}: {what}"
+        return f"{heard}{held(self.files)}: requests of it may be missing here"
+
+
+def notes(
+    home: Home, since_ms: int | None = None, until_ms: int | None = None, *, with_hosts: bool = True
+) -> list[str]:
+    """Return a sentence for each reason why an answer about this time may lack requests. `until_ms` is exclusive. Blocks."""
+    folder, found = folder_of(home), list[str]()
+    late = late_since(folder)
+    if late is not None and _touches(late, LAST_MS, since_ms, until_ms):
+        found.append(f"requests that arrived or ended after {utc(late)} may be missing here: {LATE}")
+    return found + [each.note(with_host=with_hosts) for each in load(folder) if each.may_have(since_ms, until_ms)]
+
+
+def _touches(first_ms: int, last_ms: int, since_ms: int | None, until_ms: int | None) -> bool:
+    """Return whether the records of requests of a time may have been written between two moments."""
+    began = first_ms - SKEW_MS - LONGEST_MS
+    return (until_ms is None or began <= until_ms) and (since_ms is None or since_ms <= last_ms + SKEW_MS)
+
+
+def span_ms(first: str | None, last: str | None) -> tuple[int | None, int | None]:
+    """Return the time from the begin of one day to the end of another one, such as `2026-11-21`; UTC."""
+    until = _day_ms(last)
+    return _day_ms(first), None if until is None else until + DAY_MS
+
+
+def _day_ms(day: str | None) -> int | None:
+    return None if day is None else round(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp() * 1000)
+
+
+def held(files: int) -> str:
+    """Return the words for the files of a spool; empty where there were none."""
+    return f", and had {files} files of records in its spool" if files else ""
+
+
+def load(folder: Path) -> list[Away]:
+    """Return the gateways that may have records. Blocks."""
+    try:
+        return msgspec.json.decode(durable.read(folder / AWAY), type=list[Away])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError) as error:
+        log.error("usage_away_damaged", file=str(folder / AWAY), reason=str(error))
+        return []
+
+
+def save(folder: Path, away: Iterable[Away]) -> None:
+    """Keep the gateways that may have records. Blocks; raises `OSError`."""
+    durable.make_folder(folder)
+    durable.write(folder / AWAY, msgspec.json.encode(list(away)))
+
+
+def has_all(folder: Path, at_s: float) -> None:
+    """Note that the home has all that was in the stream at a time. Blocks; raises `OSError`."""
+    path = folder / READ
+    path.touch(mode=0o600)
+    os.utime(path, (at_s, at_s))
+
+
+def ended(folder: Path) -> None:
+    """Note that this gateway adds nothing more. Blocks; raises `OSError`."""
+    (folder / READ).unlink(missing_ok=True)
+
+
+def late_since(folder: Path) -> int | None:
+    """Return since when (ms) requests may be missing in the home; None where it is up to date. Blocks."""
+    at = _changed(folder / READ)
+    return None if at is None or time.time() * 1000 - at < LATE_MS else round(at)
+
+
+def turn(folder: Path) -> None:
+    """Note that the sink takes a turn."""
+    with contextlib.suppress(OSError):
+        os.utime(folder / LOCK)
+
+
+def last_turn(folder: Path) -> float | None:
+    """Return when the sink last took a turn; None where it never did."""
+    return _changed(folder / LOCK)
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime_ns / 1e6
+    except OSError:
+        return None

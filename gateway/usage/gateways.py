@@ -1,0 +1,339 @@
+"""The gateways of a store: which home they log to, when each was last heard of, and which may have records in its spool.
+
+The store keeps it, in keys of the hash slot of the usage log. The sink of each gateway says it once a second (`Membership`).
+
+1. **All gateways of a store log to one home**, which the first one sets: SQLite files of one gateway, or a PostgreSQL database.
+   A gateway with another home does not start, and says what to do.
+2. **A gateway that was not heard of counts as having records** until it ends in order with an empty spool, or is forgotten.
+3. **That a forgotten gateway was there is still known**: of the time from when it was last heard of, until it was forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.base.errors import GatewayError
+from gateway.base.ids import arrival_ms, utc
+from gateway.store.client.client import Client, Script
+from gateway.usage import database
+from gateway.usage.completeness import LONGEST_MS, SETTLED_MS, Away, held
+from gateway.usage.home import Home
+from gateway.usage.record import Record
+from gateway.usage.stream import GATEWAYS, HEARD, HOME, short
+
+PRESENT_MS: Final = 60_000
+"""A gateway that was not heard of for longer does not count as present."""
+FILES: Final = "sqlite"
+DATABASE: Final = "postgresql"
+_FORGET: Final = "`gateway gateways forget"
+_MOVE: Final = "`gateway usage move`"
+
+_CLAIM: Final = Script(
+    "claim_home",
+    """
+local time = redis.call("TIME")
+local now = string.format("%.0f", time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call("SET", KEYS[1], ARGV[2], "NX")
+local held = redis.call("GET", KEYS[1])
+if held == ARGV[2] then
+  redis.call("ZADD", KEYS[2], now, ARGV[1])
+  redis.call("HSET", KEYS[3], ARGV[1], ARGV[3])
+end
+return held
+""",
+)
+_TIME: Final = Script("time", 'return redis.call("TIME")')
+
+
+class HomeTaken(GatewayError):
+    """The gateways of the store log elsewhere."""
+
+
+class About(msgspec.Struct):
+    """Self-description of a gateway, kept in the store. `files`: those of records in its spool.
+
+    `stopped`: it ended in order, with nothing left in its spool. `forgotten_ms`: when an operator said that it has gone, else 0.
+    `whole`: it had the whole log until then, in files of its own.
+    """
+
+    host: str = ""
+    files: int = 0
+    stopped: bool = False
+    forgotten_ms: int = 0
+    whole: bool = False
+
+
+class KnownGateway(msgspec.Struct):
+    """One gateway of the store. `heard_ms`: when it was last heard of."""
+
+    installation: str
+    about: About
+    heard_ms: int
+    now_ms: int
+
+    @property
+    def name(self) -> str:
+        """Its host, and the name that its records have."""
+        return f"{self.about.host} ({short(self.installation)})"
+
+    @property
+    def present(self) -> bool:
+        """Whether it was heard of just now."""
+        ended = self.about.stopped or self.about.forgotten_ms
+        return not ended and self.now_ms - self.heard_ms <= PRESENT_MS
+
+    @property
+    def heard(self) -> str:
+        """When it was last heard of, in ISO 8601."""
+        return utc(self.heard_ms)
+
+    @property
+    def may_have_records(self) -> bool:
+        """Whether it may have records in its spool that can still come."""
+        about = self.about
+        return bool(not about.forgotten_ms and (about.files or not (self.present or about.stopped)))
+
+
+class Membership:
+    """The part of one gateway: what it says about itself."""
+
+    def __init__(self, client: Client, home: Home, installation: str) -> None:
+        self._client = client
+        self._home = home
+        self._installation = installation
+        self._text = f"{FILES} {installation}" if isinstance(home, Path) else ""
+
+    async def say(self, files: int, *, stopped: bool = False) -> None:
+        """Say that this gateway is there, and how many files its spool has.
+
+        Raises `HomeTaken` where the gateways log elsewhere, `StoreAway`, and `UnusableFile` where the database does not answer.
+        """
+        if not self._text:
+            self._text = f"{DATABASE} {await asyncio.to_thread(self._identity)}"
+        about = msgspec.json.encode(About(host=socket.gethostname(), files=files, stopped=stopped))
+        keys = [HOME, HEARD, GATEWAYS]
+        held = (await self._client.run(_CLAIM, keys, [self._installation, self._text, about])).decode()
+        if held == self._text:
+            return
+        if held == f"{FILES} {self._installation}" and not database.months(self._folder):
+            await self.take()  # it has written nothing yet
+            return
+        raise HomeTaken(_refusal(held, self._text, self._installation, await gateways_of(self._client)))
+
+    async def take(self) -> None:
+        """Make the home of this gateway that of all."""
+        if not self._text:
+            self._text = f"{DATABASE} {await asyncio.to_thread(self._identity)}"
+        await self._client.call("SET", HOME, self._text)
+
+    async def leave(self) -> None:
+        """Say that a gateway which shares a database has ended, and has no records."""
+        await self._client.call("ZREM", HEARD, self._installation)
+        await self._client.call("HDEL", GATEWAYS, self._installation)
+
+    async def other_database(self) -> bool:
+        """Return whether the gateways log to another database than this one, which a move would leave.
+
+        Raises `HomeTaken` where they log to the files of another gateway, which alone can move them.
+        """
+        held = (await self._client.call("GET", HOME) or b"").decode()
+        if held.startswith(FILES) and held != f"{FILES} {self._installation}":
+            raise HomeTaken(_refusal(held, DATABASE, self._installation, await gateways_of(self._client)))
+        return held.startswith(DATABASE) and held != f"{DATABASE} {await asyncio.to_thread(self._identity)}"
+
+    @property
+    def _folder(self) -> Path:
+        return self._home if isinstance(self._home, Path) else self._home.folder
+
+    def _identity(self) -> str:
+        return "" if isinstance(self._home, Path) else self._home.identity()
+
+
+def _refusal(held: str, wanted: str, installation: str, gateways: Iterable[KnownGateway]) -> str:
+    kind, _, name = held.partition(" ")
+    if kind == DATABASE:
+        if wanted.startswith(DATABASE):
+            return (
+                "usage.database: the gateways of this store log to another database than this one: name theirs, or make this "
+                f"one the log of all of them from now on, without the other's records: {_MOVE}"
+            )
+        return "usage: the gateways of this store log to PostgreSQL: set `usage.database` here to the same as there"
+    own = name == installation
+    first = next((each for each in gateways if each.installation == name), None)
+    called = first.name if first else short(name)
+    begin = (
+        "the log of this gateway" if own else f"the log of this store is in the SQLite files of gateway {called}: it"
+    )
+    if wanted.startswith(DATABASE):
+        where = "here, while it does not run" if own else "there, after its stop"
+        text = f"usage.database: {begin} is still to be copied: run {_MOVE} {where}"
+    else:
+        text = (
+            f"usage: the log of this store is in the SQLite files of gateway {called}, and a second gateway would have a part of "
+            'it alone: set `usage: {database: "postgresql://..."}` in the file that all gateways share, stop that one, and run '
+            f"{_MOVE} there"
+        )
+    if first is None or first.present or own:
+        return text
+    return (
+        f"{text}. It was last heard of at {first.heard}: if it has gone for good, with its disk, {_FORGET} {short(name)}`; what "
+        "arrived until then is missing in the log from then on"
+    )
+
+
+async def gateways_of(client: Client) -> list[KnownGateway]:
+    """Return the gateways of a store, also forgotten ones. Raises `StoreAway`."""
+    abouts, heard, now = await asyncio.gather(
+        client.call("HGETALL", GATEWAYS), client.call("ZRANGE", HEARD, 0, -1, "WITHSCORES"), now_ms(client)
+    )
+    when = {name.decode(): int(at) for name, at in heard}
+    found = [
+        KnownGateway(name, _about(text), when.get(name, 0), now)
+        for name, text in sorted((key.decode(), value) for key, value in abouts.items())
+    ]
+    return sorted(found, key=lambda gateway: gateway.about.host)
+
+
+async def now_ms(client: Client) -> int:
+    """Return the time by the clock of the store, or in a cluster of the node that has these keys. Raises `StoreAway`."""
+    seconds, micros = await client.run(_TIME, [GATEWAYS])
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def forget(client: Client, gateway: KnownGateway) -> None:
+    """Say that a gateway has gone for good, with what only its disk had. Raises `StoreAway`."""
+    home = await client.call("GET", HOME)
+    whole = home == f"{FILES} {gateway.installation}".encode()
+    about = msgspec.structs.replace(gateway.about, forgotten_ms=gateway.now_ms, whole=whole)
+    await client.call("HSET", GATEWAYS, gateway.installation, msgspec.json.encode(about))
+    if whole:
+        await client.call("DEL", HOME)
+
+
+def away_of(gateways: Iterable[KnownGateway]) -> list[Away]:
+    """Return the gateways that may have records which are nowhere else: not present, with files in the spool, or forgotten."""
+    return [
+        Away(
+            short(each.installation),
+            each.about.host,
+            each.heard_ms,
+            each.about.files,
+            each.about.forgotten_ms,
+            each.about.whole,
+        )
+        for each in gateways
+        if each.about.forgotten_ms or each.may_have_records
+    ]
+
+
+def _about(text: bytes) -> About:
+    """Return what a gateway said; of a later version's text, what is understood."""
+    try:
+        return msgspec.json.decode(text, type=About)
+    except msgspec.MsgspecError:
+        return About(host="unknown", files=1)
+
+
+class Others(msgspec.Struct, frozen=True):
+    """The records that may not be in the home at one moment. `gateways`: the other ones. `unread`: why some of this one are not."""
+
+    gateways: list[KnownGateway]
+    unread: list[str] = []
+
+    def unasked(self, id: str, *, ended: bool) -> list[str]:  # noqa: A002 - the field's name
+        """Return a sentence for each reason why more may be known elsewhere of a request that is not found here.
+
+        `ended`: also where only its end may be elsewhere.
+        """
+        try:
+            arrived = arrival_ms(id)
+        except ValueError:
+            return []
+        return self.lacks(arrived) or (list(self._ends(arrived)) if ended else [])
+
+    def lacks(self, arrived_ms: int) -> list[str]:
+        """Return a sentence for each reason why a request that arrived then may be missing here."""
+        return [*self.unread, *self._may_have(arrived_ms)]
+
+    def may_have_end(self, record: Record) -> list[str]:
+        """Return a sentence for each reason why a request that is open here may have ended."""
+        return list(self._ends(arrival_ms(record.id), record.gateway))
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence for each reason why some requests are missing here."""
+        yield from self.unread
+        yield from (away.note() for away in away_of(self.gateways))
+
+    def _ends(self, at: int, gateway: str | None = None) -> Iterator[str]:
+        """Yield a sentence for each reason why a request that arrived then may have ended, at `gateway` if that is known."""
+        for each in self.gateways:
+            received = "" if gateway is None else ", which received it,"
+            if gateway not in (None, short(each.installation)) or (each.present and not each.about.files):
+                continue
+            if each.about.forgotten_ms:
+                if gateway is not None:
+                    yield from (away.note() for away in away_of([each]))
+            elif gateway is not None or (not each.about.stopped and each.heard_ms - LONGEST_MS <= at):
+                yield _ask_there(each, received)
+
+    def _may_have(self, arrived_ms: int) -> Iterator[str]:
+        for each in self.gateways:
+            if each.about.forgotten_ms:
+                (away,) = away_of([each])
+                first_ms, last_ms = away.between_ms
+                if first_ms <= arrived_ms <= last_ms:
+                    yield away.note()
+            elif each.about.stopped:  # it has written all, and receives nothing
+                continue
+            elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
+                yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
+            elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
+                yield _ask_there(each)
+
+
+def _ask_there(gateway: KnownGateway, received: str = "") -> str:
+    return (
+        f"gateway {gateway.name}{received} was last heard of at {gateway.heard}{held(gateway.about.files)}: start it, so that it "
+        f"writes them; if it has gone for good, {_FORGET} {short(gateway.installation)}`"
+    )
+
+
+async def others_of(client: Client, home: Home, installation: str, spooled: int) -> Others:
+    """Return what is not in the home now. `spooled`: the files of the spool of this gateway. Raises `StoreAway`."""
+    found, held_by = await asyncio.gather(gateways_of(client), client.call("GET", HOME))
+    unread = []
+    if spooled:
+        unread.append(f"{spooled} files of records wait in the spool of this gateway: they are read while it runs")
+    kind, _, name = (held_by or b"").decode().partition(" ")
+    if isinstance(home, Path) and kind and name != installation:
+        first = next((each.name for each in found if each.installation == name), short(name))
+        unread.append(
+            "the gateways of this store log to PostgreSQL, which the file here does not name in `usage.database`"
+            if kind == DATABASE
+            else f"the log of this store is in the files of gateway {first}: ask there"
+        )
+    return Others([gateway for gateway in found if gateway.installation != installation], unread)
+
+
+async def remove_consumer(client: Client, stream: str, installation: str, group: str) -> None:
+    """Remove the place of a gateway among the readers of a stream, unless it has entries."""
+    with suppress(GatewayError):
+        await client.run(_REMOVE, [stream], [group, installation])
+
+
+_REMOVE: Final = Script(
+    "remove_consumer",
+    """
+if #redis.call("XPENDING", KEYS[1], ARGV[1], "-", "+", 1, ARGV[2]) == 0 then
+  redis.call("XGROUP", "DELCONSUMER", KEYS[1], ARGV[1], ARGV[2])
+end
+return 0
+""",
+)
