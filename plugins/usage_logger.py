@@ -131,7 +131,7 @@ class UsageLogger(Plugin):
         if reasons and route is not None and record.model:
             open_to_group = {candidate.name for candidate in route.candidates}
             closed = {serving.use for serving in self.models[record.model].servings} - open_to_group
-            reasons |= dict.fromkeys(sorted(closed), "is not open to the group")
+            reasons |= dict.fromkeys(sorted(closed), "not open to the group")
         return msgspec.structs.replace(record, requested_model=requested, unavailable=reasons)
 
     def _by_plugins(self, record: Record, exchange: Exchange) -> Record:
@@ -231,6 +231,9 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
                 attempt.upstream_request_id[:MAX_FOREIGN_NAME],
                 attempt.completion_id[:MAX_FOREIGN_NAME],
                 attempt.dialect[:MAX_FOREIGN_NAME],
+                attempt.said.message,
+                attempt.said.code[:MAX_FOREIGN_NAME],
+                attempt.said.type[:MAX_FOREIGN_NAME],
             )
             for attempt in exchange.attempts
         ],

@@ -94,6 +94,11 @@ async def provoke(served: Served, file: Path, good: str) -> str:
         ):
             async with client.post(url, json=body, headers=headers) as answer:
                 assert answer.status == status, await answer.text()
+        statuses = [502]
+        while statuses[-1] != 503:  # the channel fails until it is not called any more
+            async with client.post(url, json={**ask, "model": "failing"}, headers=served.headers) as answer:
+                statuses.append(answer.status)
+        assert set(statuses) == {502, 503}
         for text, word in (("plugins: [", "reload_refused"), (f"{good}\n", '"reloaded"')):
             await asyncio.to_thread(file.write_text, text)
             await written(log, word)

@@ -109,19 +109,22 @@ class Alerts:
         now = time.monotonic()
         for name, status in statuses.items():
             key = f"channel:{name}"
-            if status.condition is Condition.HEALTHY:
+            if status.shown in (Condition.HEALTHY, Condition.FAILING):
                 if now - self._healthy_since.setdefault(name, now) >= self.up_after_s and self._first(key, "up"):
                     self._add(key, EventClaim(key, event.channel_up(name)))
                 continue
             self._healthy_since.pop(name, None)
-            if status.firm and status.condition is not Condition.DISABLED and self._first(key, "down"):
+            down = status.firm or status.shown is Condition.NO_CREDENTIAL
+            if down and status.condition is not Condition.DISABLED and self._first(key, "down"):
                 self._add(key, EventClaim(key, event.channel_down(name), event.LASTING_WINDOW_MS))
 
-    def credential_refused(self, channel: str, index: int, of: int) -> None:
-        """Note that an upstream refused a credential: the one with this index, of so many."""
+    def credential_refused(self, channel: str, index: int, of: int, spent: bool = False) -> None:
+        """Note that an upstream refused a credential: the one with this index, of so many. `spent`: it rests until it is tried."""
         key = f"credential:{channel}:{index}"
-        if "credential" in self._kinds and self._first(key, "refused"):
-            self._add(key, EventClaim(key, event.credential_refused(channel, index, of), event.CREDENTIAL_WINDOW_MS))
+        if "credential" in self._kinds and self._first(key, "spent" if spent else "refused"):
+            made = event.credential_refused(channel, index, of, spent)
+            key = f"{key}:spent" if spent else key
+            self._add(key, EventClaim(key, made, event.CREDENTIAL_WINDOW_MS))
 
     async def write(self) -> None:
         """Write what was noted to the store, in its order. Raises `StoreAway`; then the next call writes the rest."""

@@ -19,6 +19,29 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\
 """Characters that a terminal may obey, but line feeds and tabs; and those that change the direction of a text."""
 _LINE_ENDS: Final = re.compile(r"[\t\n]")
 
+LONG_RUN: Final = 20
+"""Letters and digits without a mark between them that no name of a model has."""
+MIXED_RUN: Final = 12
+MOST_CHANGES: Final = 3
+"""Changes of a run of `MIXED_RUN` that a name may have, such as those of `Mixtral8x7B`."""
+LARGEST_SHARE: Final = 4
+"""A text whose characters change more often than every fourth is random."""
+FEWEST: Final = 5
+"""Changes of a whole text, below which their share says nothing."""
+SHORT: Final = 12
+"""Letters and digits of a whole text, below which it is no key."""
+
+_WORD: Final = re.compile(r"[^\s\"'`,;()\[\]{}<>]+")
+_RUN: Final = re.compile(r"[A-Za-z0-9]+")
+_CHANGE: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_MARKED: Final = re.compile(
+    r"\b(sk|pk|rk|gsk|xai|ghp|gho|hf|r8|glpat|nvapi|pplx|whsec|xox[abp])[-_](?=.{8})|\b(AIza|AKIA|ASIA|eyJ)|\bbearer\b|://"
+    r"|\b(token|secret|password|passwd|api[-_ ]?key)\s*[:=]"
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    re.IGNORECASE,
+)
+"""How keys begin, and what only stands beside one."""
+
 FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 """What begins a formula."""
 
@@ -78,3 +101,26 @@ def _cell(value: object) -> str:
         return msgspec.json.encode(value).decode()
     text = shown(value)
     return f"'{text}" if text.startswith(FORMULAS) else text
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of several words without those that may be secrets."""
+    return "".join(map(visible, _WORD.sub(lambda word: "[hidden]" if may_be_secret(word[0]) else word[0], text)))
+
+
+def may_be_secret(text: str) -> bool:
+    """Return whether a name may be a secret: it has the marks of a key, or is random."""
+    if _MARKED.search(text):
+        return True
+    letters = changes = 0
+    for run in _RUN.findall(text):
+        count = len(_CHANGE.findall(run))
+        if len(run) >= LONG_RUN or (len(run) >= MIXED_RUN and count > MOST_CHANGES):
+            return True
+        letters, changes = letters + len(run), changes + count
+    return letters >= SHORT and changes >= FEWEST and changes * LARGEST_SHARE >= letters
+
+
+def visible(character: str) -> str:
+    """Return the character, or its escape where it is not seen or changes how others are: controls, bidirectional marks."""
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

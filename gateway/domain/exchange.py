@@ -355,6 +355,17 @@ class Charge(msgspec.Struct, frozen=True):
     usage: Usage | None
 
 
+class UpstreamWords(msgspec.Struct, frozen=True):
+    """An upstream's own words about an error: for operators, never for callers. They may quote the request."""
+
+    message: str = ""
+    code: str = ""
+    type: str = ""
+
+
+NOTHING_SAID: Final = UpstreamWords()
+
+
 class Attempt(msgspec.Struct):
     """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt.
 
@@ -362,7 +373,7 @@ class Attempt(msgspec.Struct):
     `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
     `stated_micros` the cost that it states, `service_tier` the one that its answer names. `dialect`: of an upstream with another
     API; the answer is written anew then, and else passes byte for byte. `began`, and `failed` where another may follow:
-    `time.monotonic()`.
+    `time.monotonic()`. `said`: the upstream's own words about its error.
     """
 
     channel: str
@@ -379,6 +390,7 @@ class Attempt(msgspec.Struct):
     began: float = 0.0
     failed: float = 0.0
     service_tier: str = ""
+    said: UpstreamWords = NOTHING_SAID
 
     @property
     def cost_micros(self) -> int | None:

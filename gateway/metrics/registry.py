@@ -44,9 +44,11 @@ Series = tuple[
 ]
 """Ten numbers, each a view of one, and three histograms."""
 
-CONDITIONS: Final = ("healthy", "cooling", "down", "disabled")
+CONDITIONS: Final = tuple(Condition)
 """The states of `channel_condition`; its number is the position from 1 on, 0 while it is not known."""
-HEALTHY, COOLING, DOWN, DISABLED = map(float, range(1, len(CONDITIONS) + 1))
+_STATES: Final = {condition: float(number) for number, condition in enumerate(CONDITIONS, 1)}
+WHY_NOT: Final = (*(str(condition) for condition in CONDITIONS), "full", "not open")
+"""How the reasons begin for which a channel is not called, see `Refused.unavailable`."""
 
 REFUSED: Final = "upstream_refused"
 FAILURES: Final = frozenset(
@@ -75,6 +77,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "cache_tokens": Family("counter", "Prompt tokens that upstreams read from a cache or wrote to one.", ("kind", *SERVED_BY)),
     "attempts": Family("counter", "Calls of upstreams that have ended.", ("channel",)),
     "attempt_failures": Family("counter", "Calls of upstreams that failed, by the error's code.", ("channel", "code")),
+    "channel_unavailable": Family("counter", "Requests that no channel could serve, for each one.", ("channel", "reason")),
     "channel_condition": Family("gauge", "1 for the channel's present condition, else 0.", CONDITION, (), max, CONDITIONS),
     "credentials_refused": Family("counter", "Calls of upstreams that refused the channel's credential.", ("channel",)),
     "first_byte_seconds": Family("histogram", "Seconds from arrival to the response's first byte.", ("channel",), WAIT_BOUNDS),
@@ -171,6 +174,8 @@ class Metrics:
             if exchange.outcome is Outcome.INTERNAL_ERROR:
                 self.count("internal_errors")
         if exchange.error is not None:
+            if exchange.error.unavailable:
+                self.channels.unavailable(exchange.error.unavailable)
             self._count_error(exchange.error.counted_as or exchange.error.code, exchange.refused_by)
 
     def count(self, name: str, *labels: str) -> None:
@@ -276,6 +281,13 @@ class ChannelMetrics:
         if exchange.outcome in _IN_STREAM:
             self._failed(exchange.channel, exchange.error.code if exchange.error is not None else "upstream_error")
 
+    def unavailable(self, reasons: Mapping[str, str]) -> None:
+        """Count a request that no channel served, with why each was not called."""
+        for name, text in reasons.items():
+            if name in self._attempts:
+                reason = next((each for each in WHY_NOT if text.startswith(each)), OTHER)
+                self._shared.at(("channel_unavailable", name, reason))[0] += 1.0
+
     def credential_refused(self, channel: str) -> None:
         """Count a call whose credential the upstream refused."""
         if channel in self._attempts:
@@ -285,16 +297,8 @@ class ChannelMetrics:
         """Set the condition of the channels."""
         for name, status in statuses.items():
             if (numbers := self._conditions.get(name)) is not None:
-                numbers[0] = _state(status)
+                numbers[0] = _STATES[status.shown]
 
     def _failed(self, channel: str, code: str) -> None:
         if channel in self._attempts:
             self._shared.at(("attempt_failures", channel, code if code in FAILURES else REFUSED))[0] += 1.0
-
-
-def _state(status: ChannelStatus) -> float:
-    if status.condition is Condition.HEALTHY:
-        return HEALTHY
-    if status.condition is Condition.DISABLED:
-        return DISABLED
-    return DOWN if status.firm else COOLING

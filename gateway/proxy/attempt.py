@@ -118,12 +118,21 @@ class UpstreamCall:
         trace = self.exchange.get(Trace)
         given = self.exchange.request.headers
         lines = trace_lines(given if trace is None else trace.headers()) + self.wire.lines(given, channel)
+        credentials = endpoint.credentials
+        rejected: list[str] = []
         while True:
-            credential = endpoint.credentials.next(name, account)
+            credential = credentials.next(name, account)
             self.message = endpoint.message(self.wire, self.parts, credential, accept, lines)
             failed = await self._send(endpoint, relays)
-            if not endpoint.credentials.another(credential, name, account, failed):
+            if failed is None:
+                credentials.worked(credential, name, rejected)
+                return None
+            if not credentials.another(credential, name, account, failed):
+                if (failed.credential_refused or failed.forbidden) and credentials.all_refused(name):
+                    return msgspec.structs.replace(failed, not_the_request=True, cool_s=0)
                 return failed
+            if failed.why == "401":
+                rejected.append(credential)
 
     async def _send(self, endpoint: Endpoint, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""

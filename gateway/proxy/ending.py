@@ -82,7 +82,10 @@ async def conclude(
     exchange.status = 200
     if error is not None:
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
-        shown = failure.of_event(error, relay.channel.scrubbed).error
+        failed = failure.of_event(error, relay.channel.scrubbed)
+        shown = failed.error
+        if exchange.attempts:
+            exchange.attempts[-1].said = failed.said
         await caller.cut(
             b""
             if relay.events.error_relayed

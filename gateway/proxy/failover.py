@@ -35,7 +35,7 @@ def _has_time(exchange: Exchange, channel: Channel) -> bool:
 def _note(failed: UpstreamFailure, exchange: Exchange, body: Body, candidate: Candidate, route: Route) -> None:
     """Note a failed attempt in the exchange and, where that may be the channel's fault, with the circuit breaker."""
     attempt = exchange.attempts[-1]
-    attempt.error, attempt.failed = failed.error.code, time.monotonic()
+    attempt.error, attempt.failed, attempt.said = failed.error.code, time.monotonic(), failed.said
     if failed.maybe_billed and attempt.usage.source == "none":
         attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
     if not (failed.final or failed.unfit):

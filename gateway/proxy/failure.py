@@ -1,9 +1,9 @@
 """Failures of an upstream before the first event: the error for the caller, and whether another candidate is called.
 
-An upstream's 401 and 402, and a 429 for an exhausted quota, are about the gateway's credential; its 403 is about that or about
-what the request contains. Their text is never shown. Other statuses from 400 to 422 are about the caller's request and are
-passed on. Everything else is the channel's fault, or something that the request makes the channel do: the circuit breaker
-tells them apart by the accounts that meet it.
+An upstream's 401 is about the gateway's credential, and so is an answer that says that nothing is left to spend; its 402 and 403
+are about that or about what the request contains, such as more tokens than can be paid. Their text is never shown. Other statuses
+from 400 to 422 are about the caller's request and are passed on. Everything else is the channel's fault, or something that the
+request makes the channel do: the circuit breaker tells them apart by the accounts that meet it.
 
 The body of a failure is read within a bound; the headers that say when to retry count; and credentials are replaced.
 """
@@ -19,13 +19,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.base.errors import Refused, internal
+from gateway.base.text import without_secrets
 from gateway.chat import upstream_errors
+from gateway.domain.exchange import NOTHING_SAID, UpstreamWords
 from gateway.proxy.upstream import UpstreamConnection
 
 MAX_ERROR_BODY: Final = 64 * 1024
 REQUEST_FAULT: Final = frozenset(range(400, 423)) - {401, 402, 403, 407, 408}
 OVERLOADED: Final = 529
-CREDENTIAL_FAULT: Final = frozenset({401, 402})
 QUOTA_EXHAUSTED: Final = frozenset(
     {
         "insufficient_quota",
@@ -42,6 +43,17 @@ QUOTA_EXHAUSTED: Final = frozenset(
 """Values of `code` or `type` in a 429 that lasts until somebody pays. Messages do not tell: some providers call a limit
 per minute a quota.
 """
+_SPENT: Final = re.compile(
+    r"insufficient (balance|credit|fund|quota)|(out of|no) credits?\b|exceeded your current quota|balance is used up",
+    re.IGNORECASE,
+)
+"""What a 402 says where nothing is left to spend. Other ones ask for fewer tokens, as OpenRouter's do."""
+_SPENT_AT_ANTHROPIC: Final = "Your credit balance is too low"
+"""The beginning of a 400. Only the beginning counts: what follows may quote the caller."""
+MAX_WORDS_READ: Final = 4096
+MOST_WORDS: Final = 300
+"""Characters that are kept of an upstream's own words."""
+_TAG: Final = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 REDACTED: Final = "[redacted]"
 
 NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
@@ -56,9 +68,10 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
 
     `error`: what the caller is told if no other candidate answers. `final`: no other candidate is called. `maybe_billed`: the
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
-    so. `credential_refused`: the upstream refused the gateway's credential. `forbidden`: it refused the credential or what the
-    request contains. `not_the_request`: no request can cause this. `unfit`: the request cannot be said in the upstream's dialect,
-    and was not sent. `why`: the status with which a credential was refused. `plugin`: the one whose dialect failed.
+    so. `credential_refused`: the upstream refused the gateway's credential. `spent`: it has nothing left to spend. `forbidden`: it
+    refused the credential or what the request contains. `not_the_request`: no request can cause this. `unfit`: the request cannot
+    be said in the upstream's dialect, and was not sent. `why`: the status with which a credential was refused. `plugin`: the one
+    whose dialect failed. `said`: the upstream's own words, for operators.
     """
 
     error: Refused
@@ -66,25 +79,33 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     maybe_billed: bool = False
     cool_s: float | None = None
     credential_refused: bool = False
+    spent: bool = False
     forbidden: bool = False
     not_the_request: bool = False
     unfit: bool = False
     why: str = ""
     plugin: str = ""
+    said: UpstreamWords = NOTHING_SAID
 
 
 def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
     """Return the failure that a response other than the requested stream stands for."""
-    wait_s, advice = retry_after_s(headers), should_retry(headers)
     detail = _detail(body, credentials)
+    failed = _of_answer(status, headers, detail)
+    return msgspec.structs.replace(failed, said=words_of(detail, body, credentials))
+
+
+def _of_answer(status: int, headers: Mapping[str, str], detail: Mapping[str, str]) -> UpstreamFailure:
+    wait_s, advice = retry_after_s(headers), should_retry(headers)
+    if is_spent(status, detail):
+        why = f"{status}, nothing is left to spend"
+        return UpstreamFailure(_auth_failed(), credential_refused=True, spent=True, why=why)
     if status in REQUEST_FAULT:
         return UpstreamFailure(_passed_on(status, detail, advice), final=True)
-    quota = status == 429 and not QUOTA_EXHAUSTED.isdisjoint((detail.get("code"), detail.get("type")))
-    if quota or status in CREDENTIAL_FAULT:
-        why = "429, its quota is exhausted" if quota else str(status)
-        return UpstreamFailure(_auth_failed(), cool_s=0, credential_refused=True, not_the_request=True, why=why)
-    if status == 403:
-        return UpstreamFailure(_auth_failed(), forbidden=True)
+    if status == 401:
+        return UpstreamFailure(_auth_failed(), cool_s=0, credential_refused=True, why="401")
+    if status in (402, 403):
+        return UpstreamFailure(_auth_failed(), forbidden=True, why=str(status))
     if status == 407:
         text = "The proxy in front of the upstream refused the gateway. Tell the operator, or choose another model."
         error = Refused(502, "upstream_unreachable", text, should_retry=False)
@@ -111,7 +132,25 @@ def of_event(
         return of_answer(status, headers or {}, error, credentials)
     detail = _detail(error, credentials)
     message = detail.get("message") or "no reason given"
-    return UpstreamFailure(failed(f"The upstream answered with an error: {message}"))
+    said = words_of(detail, error, credentials)
+    return UpstreamFailure(failed(f"The upstream answered with an error: {message}"), said=said)
+
+
+def is_spent(status: int, detail: Mapping[str, str]) -> bool:
+    """Return whether an answer says that the credential has nothing left to spend, until somebody pays."""
+    if status in (402, 429) and not QUOTA_EXHAUSTED.isdisjoint((detail.get("code"), detail.get("type"))):
+        return True
+    message = detail.get("message", "")
+    return (status == 402 and bool(_SPENT.search(message))) or (
+        status == 400 and message.startswith(_SPENT_AT_ANTHROPIC)
+    )
+
+
+def words_of(detail: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamWords:
+    """Return an upstream's own words about an error, cut and without anything that may be a secret."""
+    text = detail.get("message") or _TAG.sub(" ", scrubbed(body[:MAX_WORDS_READ].decode(errors="replace"), credentials))
+    given = (text, detail.get("code", ""), detail.get("type", ""))
+    return UpstreamWords(*(without_secrets(" ".join(each.split())[:MOST_WORDS]) for each in given))
 
 
 def of_dialect(plugin: str) -> UpstreamFailure:

@@ -191,7 +191,7 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
     exchange.status = refusal.status
     if refusal.status == 500:
         exchange.outcome = Outcome.INTERNAL_ERROR
-    elif exchange.attempts:
+    elif exchange.attempts or refusal.unavailable:
         exchange.outcome = Outcome.STOPPED if error is exchange.stopped else Outcome.UPSTREAM_FAILED
     else:
         exchange.outcome = Outcome.REFUSED

@@ -2,10 +2,14 @@
 
 A head is made once for each credential.
 
-**The credentials of a channel** are used in turn. One that the upstream refuses is not used for a while, by no worker.
+**The credentials of a channel** are used in turn. One that the upstream refuses is not used for a while, by no worker; one that has
+nothing left to spend is not used until an operator says so.
 
-A 403 may be about what a request contains. So the credential is set aside for the account that met it, by this worker, and for all
-accounts and workers only when a second account meets it before any call with that credential has succeeded.
+One refusal does not tell whether it is about the credential or about what the request contains. So the credential is in doubt: it
+is set aside for the account that met it, by this worker. It is set aside for all accounts and workers when:
+
+- after a 401, the next credential is accepted for the same request, or another 401 comes before a call with it has succeeded;
+- after a 402 or 403, a second account meets one before a call with that credential has succeeded.
 
 No credential is ever logged: log lines have its index in the list, counted from 0.
 """
@@ -227,7 +231,8 @@ class Credentials:
         self._all = tuple(credentials) or ("",)
         self._fingerprints = [fingerprint_of(credential) for credential in self._all]
         self._aside_until: list[dict[str, float]] = [{} for _ in self._all]
-        self._in_doubt: dict[int, set[str]] = {}
+        self._in_doubt: dict[int, frozenset[str]] = {}
+        """The account that met a refusal, by the index of the credential, as long as no call with it has succeeded."""
         self._turn = 0
 
     def next(self, channel: str = "", account: str = "") -> str:
@@ -244,46 +249,64 @@ class Credentials:
         self._turn = (chosen + 1) % count
         return self._all[chosen]
 
-    def another(self, credential: str, channel: str, account: str, failed: UpstreamFailure | None) -> bool:
-        """Note how a call of an account ended. Return whether it is to be repeated with the next credential."""
-        if failed is None:
-            if self._in_doubt or self._states.aside:
-                index = self._all.index(credential)
-                self._in_doubt.pop(index, None)
-                self._states.worked(channel, self._fingerprints[index])
+    def worked(self, credential: str, channel: str, refused: Sequence[str]) -> None:
+        """Note that the upstream accepted a credential, and for the same request `refused` others before, by 401."""
+        if self._in_doubt or self._states.aside:
+            index = self._all.index(credential)
+            self._in_doubt.pop(index, None)
+            self._states.worked(channel, self._fingerprints[index])
+            for other in refused:
+                self.refused(other, channel, "401")
+
+    def another(self, credential: str, channel: str, account: str, failed: UpstreamFailure) -> bool:
+        """Note that a call of an account failed. Return whether it is to be repeated with the next credential."""
+        if failed.spent:
+            self.refused(credential, channel, failed.why, spent=True)
+        elif not (failed.credential_refused or failed.forbidden) or (
+            self._doubt(credential, channel, account, failed) and failed.why == "403"
+        ):
             return False
-        if failed.credential_refused:
-            return self.refused(credential, channel, failed.why)
-        return failed.forbidden and self.forbidden(credential, channel, account)
+        now = time.monotonic()
+        return any(
+            max(self._until(channel, other), aside.get(account, 0.0)) <= now
+            for other, aside in enumerate(self._aside_until)
+        )
 
-    def refused(self, credential: str, channel: str, why: str = "") -> bool:
-        """Suspend a credential and log an error. Return whether there is another to try.
+    def all_refused(self, channel: str) -> bool:
+        """Return whether every credential is set aside for all accounts."""
+        now = time.monotonic()
+        return all(self._until(channel, index) > now for index in range(len(self._all)))
 
-        The only credential of a channel is used all the same: the circuit breaker opens for the channel instead.
+    def refused(self, credential: str, channel: str, why: str = "", *, spent: bool = False) -> None:
+        """Set a credential aside and log an error: for a while, or until an operator says otherwise where it is `spent`.
+
+        Refused ones are used all the same where there is no other: the circuit breaker opens for the channel instead.
         """
         index = self._all.index(credential)
-        log.error("credential_refused", channel=channel, index=index, of=len(self._all), reason=why)
-        self._states.on_refused(channel, index, len(self._all))
-        self._states.refused(channel, self._fingerprints[index], why)
-        now = time.monotonic()
-        return any(self._until(channel, other) <= now for other in range(len(self._all)))
+        self._in_doubt.pop(index, None)
+        log.error("credential_refused", channel=channel, index=index, of=len(self._all), reason=why, spent=spent)
+        self._states.on_refused(channel, index, len(self._all), spent)
+        self._states.refused(channel, self._fingerprints[index], why, spent=spent)
 
-    def forbidden(self, credential: str, channel: str, account: str) -> bool:
-        """Set a credential aside for an account, or suspend it if other accounts met the same. Return as `refused` does."""
+    def _doubt(self, credential: str, channel: str, account: str, failed: UpstreamFailure) -> bool:
+        """Set a credential aside for an account, or for all where the doubt is over. Return whether there still is doubt."""
         index = self._all.index(credential)
-        in_doubt = self._in_doubt.setdefault(index, set())
-        if len(in_doubt) < MAX_ACCOUNTS:
-            in_doubt.add(account)
-        if len(in_doubt) > 1:
-            del self._in_doubt[index]
-            return self.refused(credential, channel, "403 for several accounts")
-        log.warning("credential_forbidden", channel=channel, index=index, of=len(self._all), account=account)
+        accounts = self._in_doubt.get(index, frozenset())
+        if accounts and (failed.credential_refused or account not in accounts):
+            self.refused(credential, channel, f"{failed.why}{' for several accounts' if failed.forbidden else ''}")
+            return False
+        self._in_doubt[index] = frozenset((account,))
+        if failed.credential_refused:
+            self._states.on_refused(channel, index, len(self._all), False)
+        log.warning(
+            "credential_in_doubt", channel=channel, index=index, of=len(self._all), account=account, reason=failed.why
+        )
         aside = self._aside_until[index]
         aside.pop(account, None)
         aside[account] = time.monotonic() + SUSPENDED_S
         if len(aside) > MAX_ACCOUNTS:
             del aside[next(iter(aside))]
-        return False
+        return True
 
     def _until(self, channel: str, index: int) -> float:
         return self._states.until(channel, self._fingerprints[index])

@@ -9,13 +9,17 @@
 --       'sync', worker, reports (JSON, one for each channel), first cool-down, maximum cool-down, window, minimum of failures
 -- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry, or
 -- for how long the admitting channel cools; where it is none, for each channel why, when to retry, and its last error.
--- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), the rest of its cool-down,
+-- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 starting, 3 disabled), the rest of its cool-down,
 -- whether that is firm, a list with digest, rest of the cool-down, and whether that is firm, for each account that fails; its
 -- last error, unless it works for all; and a list with fingerprint and for how long it is not used (-1: until it is switched
 -- on), for each credential that is set aside.
 --
 -- The state has of a credential that an upstream refused 'key:' and its fingerprint: until when it is set aside, since when, and
--- why; and of one that an operator switched off 'off:' and its fingerprint: since when.
+-- why, which begins with 'spent: ' where it rests until an operator says otherwise; and of one that an operator switched off 'off:'
+-- and its fingerprint: since when.
+--
+-- It has of each of the last minutes 'min:' and the minute: how many calls ended, failed, and were limited by the upstream, then
+-- how many first events came within each of the ranges of `gateway.store.channels.FIRST_EVENT_MS`.
 --
 -- `until` is the end of a cool-down, and `since` when that was set. It is deleted only when a call has succeeded after it. A
 -- cool-down is firm after repeated failures. A call that no other channel admits is let through while a cool-down is not firm,
@@ -102,6 +106,8 @@ local turn = math.floor(now / window)
 local MOST_ACCOUNTS = 64 -- at one channel
 local ASIDE = 600000 -- a refused credential: it may have been blocked for a time, or its budget may be refilled
 local KEPT = 7 * 24 * 3600 * 1000 -- the state of a channel that no gateway has any more
+local MINUTES = 5 -- whose figures are kept, beside those of the present one
+local STARTING = 15000 -- a channel whose upstream said that it loads
 local seen = {}
 
 local function grown(streak, at_least)
@@ -222,13 +228,29 @@ local function judge_credentials(state, report)
   end
 end
 
--- Counts a report. Returns the credentials that are set aside, and whether an operator switched one off.
+-- Adds a report to the figures of the present minute.
+local function add_figures(state, report)
+  local failed = report.failed
+  for _, account in pairs(report.accounts) do failed = failed + account.failed end
+  local added = { report.ok + failed - report.broken, failed, report.limited, unpack(report.first) }
+  if added[1] + failed == 0 then return end
+  local field = 'min:' .. math.floor(now / 60000)
+  local at = 0
+  for number in (redis.call('HGET', state, field) or ''):gmatch('%d+') do
+    at = at + 1
+    added[at] = (added[at] or 0) + number
+  end
+  redis.call('HSET', state, field, table.concat(added, ' '))
+end
+
+-- Counts a report. Returns the credentials that are set aside, and whether one is so until an operator says otherwise.
 local function note(state, report)
   judge_credentials(state, report)
-  if report.ok > 0 then
-    local latency = numbers(state, 'latency')
-    local took = report.took_ms / report.ok
-    redis.call('HSET', state, 'latency', string.format('%.0f', latency == 0 and took or latency * 0.8 + took * 0.2))
+  add_figures(state, report)
+  if report.starting then
+    redis.call('HSET', state, 'starting', now + STARTING)
+  elseif report.ok > 0 then
+    redis.call('HDEL', state, 'starting')
   end
   if report.error ~= '' then redis.call('HSET', state, 'error', report.error, 'error_at', now) end
   if report.in_flight > 0 then
@@ -241,10 +263,15 @@ local function note(state, report)
     local kind, value = fields[at]:sub(1, 4), fields[at + 1]
     if kind:sub(1, 3) == 'in:' and tonumber(value:match(' (%d+)$')) < now then
       redis.call('HDEL', state, fields[at])
+    elseif kind == 'min:' then
+      local age = math.floor(now / 60000) - fields[at]:sub(5)
+      if age > MINUTES or age < 0 then redis.call('HDEL', state, fields[at]) end
     elseif kind == 'key:' then
-      local ends, since = value:match('^(%d+) (%d+)')
+      local ends, since, why = value:match('^(%d+) (%d+) (.*)$')
       local rest = ends - now
-      if rest <= 0 or tonumber(since) > now then redis.call('HDEL', state, fields[at]) else aside[#aside + 1] = { fields[at]:sub(5), rest } end
+      if why:sub(1, 7) == 'spent: ' then
+        aside[#aside + 1], off = { fields[at]:sub(5), -1 }, true
+      elseif rest <= 0 or tonumber(since) > now then redis.call('HDEL', state, fields[at]) else aside[#aside + 1] = { fields[at]:sub(5), rest } end
     elseif kind == 'off:' then
       aside[#aside + 1], off = { fields[at]:sub(5), -1 }, true
     end
@@ -297,8 +324,9 @@ for index, report in ipairs(reports) do
   elseif redis.call('PTTL', state) < KEPT / 2 then
     redis.call('PEXPIRE', state, KEPT)
   end
-  cool_until, firm = numbers(state, 'until', 'firm')
-  local condition = disabled > 0 and 3 or cool_until > now and 1 or cool_until > 0 and 2 or 0
+  local starting
+  cool_until, firm, starting = numbers(state, 'until', 'firm', 'starting')
+  local condition = disabled > 0 and 3 or cool_until > 0 and 1 or starting > now and 2 or 0
   local last_error = (condition > 0 or next(told)) and redis.call('HGET', state, 'error') or ''
   seen[#seen + 1] = { condition, math.max(0, cool_until - now), firm, told, last_error, aside }
 end

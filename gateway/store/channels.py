@@ -14,7 +14,8 @@ Credentials that are set aside are part of a channel's state, known without a ro
 7. A worker notes what an upstream refused, and sets it aside at once. The next synchronization of its channels, twice a second,
    tells the store, and learns what other workers and the operator have set aside.
 8. A refused credential is set aside for ten minutes by the store's clock. One that is used before that, since all are set
-   aside, and that the upstream accepts, is in use again. One that an operator switched off is not used until it is switched on.
+   aside, and that the upstream accepts, is in use again. One that is spent is not used until an operator lets it be tried, and one
+   that an operator switched off not until it is switched on.
 9. Credentials are stored as fingerprints, so a list that is edited gives no key the state of another. 48 bits of a hash identify a
    key that a provider made; they do not lead back to it. The pepper has no part in them: its change must not switch a key on.
 """
@@ -30,6 +31,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.base.ids import utc
+from gateway.base.text import counted
 from gateway.store.client.client import Client, Script
 
 _SCRIPT: Final = Script.load(Path(__file__).with_name("channels.lua"))
@@ -41,21 +44,56 @@ NOTE: Final = "disabled_note"
 SUSPENDED_S: Final = 600.0
 """How long a refused credential is not used, as in `channels.lua`. Its budget may be refilled, or its block be over."""
 OFF: Final = float("inf")
+SPENT: Final = "spent: "
+"""The beginning of why a credential is set aside that has nothing left to spend, as in `channels.lua`."""
 
-OnRefused = Callable[[str, int, int], None]
-"""Is called with the channel, the credential's index, and how many credentials the channel has."""
+OnRefused = Callable[[str, int, int, bool], None]
+"""Is called with the channel, the credential's index, how many credentials the channel has, and whether this one is spent."""
 
 
 class Condition(StrEnum):
-    """The condition of a channel. `PROBING`: its cool-down is over, and the next call shows whether it works again."""
+    """The condition of a channel, in the words of every command, page, metric and document.
+
+    `FAILING`: it serves, but not the accounts whose own calls keep failing there. `COOLING`: failed lately, until a call succeeds
+    after its cool-down. `STARTING`: its upstream loads the model. `NO_CREDENTIAL`: each is refused or switched off.
+    """
 
     HEALTHY = "healthy"
+    FAILING = "failing"
     COOLING = "cooling"
-    PROBING = "probing"
+    STARTING = "starting"
     DISABLED = "disabled"
+    NO_CREDENTIAL = "no credential"
 
 
-_CONDITIONS: Final = tuple(Condition)
+_CONDITIONS: Final = (Condition.HEALTHY, Condition.COOLING, Condition.STARTING, Condition.DISABLED)
+CLOSED: Final = (Condition.DISABLED, Condition.NO_CREDENTIAL)
+"""Conditions in which a channel is not called, whatever else there is."""
+
+FIRST_EVENT_MS: Final = (
+    50,
+    100,
+    150,
+    200,
+    300,
+    400,
+    500,
+    700,
+    1000,
+    1500,
+    2000,
+    3000,
+    5000,
+    7000,
+    10_000,
+    15_000,
+    30_000,
+    60_000,
+)
+"""The ends of the ranges in which the times from call to first event are counted."""
+_FIGURES: Final = 3 + len(FIRST_EVENT_MS) + 1
+FIGURES_S: Final = 300
+"""The seconds that the figures of a channel are of, beside the present minute."""
 
 
 class CooldownRules(msgspec.Struct, frozen=True):
@@ -84,7 +122,7 @@ class Channels:
         self.credentials = CredentialStates()
         self.cooldown = cooldown
         self.on_status: Callable[[Mapping[str, ChannelStatus]], None] = lambda statuses: None
-        """Called with the status of the channels, whenever this process has learned it."""
+        """Called with the status of the channels by the circuit breaker, whenever it has learned it."""
 
     async def admit(
         self, request_id: str, channels: Sequence[ChannelLimits], insist: Collection[str] = ()
@@ -133,7 +171,6 @@ class Channels:
         }
         for name, (*_, aside) in zip(reports, raw, strict=True):
             self.credentials.learn(name, aside)
-        self.on_status(statuses)
         return statuses
 
     async def set_enabled(self, channel: str, enabled: bool, *, by: str = "", reason: str = "") -> None:
@@ -145,7 +182,19 @@ class Channels:
         if enabled:
             await self._client.call("DEL", accounts)
             await self._client.call(
-                "HDEL", state, "disabled", NOTE, "until", "since", "firm", "probe", "streak", "ok", "failed", "turn"
+                "HDEL",
+                state,
+                "disabled",
+                NOTE,
+                "until",
+                "since",
+                "firm",
+                "probe",
+                "streak",
+                "ok",
+                "failed",
+                "turn",
+                "starting",
             )
         else:
             seconds, micros = await self._client.call("TIME")
@@ -223,13 +272,17 @@ class AccountReport(msgspec.Struct):
 class ChannelReport(msgspec.Struct):
     """One worker's results of one channel since its last report. `cool_ms`: the upstream asks for it; -1: it does not.
 
-    `failed` and `cool_ms` are of failures that no request can cause; the others are in `accounts`.
+    `failed` and `cool_ms` are of failures that no request can cause; the others are in `accounts`. `broken`: failures of calls that
+    were `ok` before. `limited`: failures because the upstream limits requests. `first`: first events by the ranges of
+    `FIRST_EVENT_MS`. `starting`: the upstream says that it loads.
     """
 
     ok: int = 0
     failed: int = 0
-    took_ms: float = 0
-    """The sum, over all calls that were `ok`, of the time from call to first event."""
+    broken: int = 0
+    limited: int = 0
+    first: list[int] = msgspec.field(default_factory=lambda: [0] * (len(FIRST_EVENT_MS) + 1))
+    starting: bool = False
     cool_ms: int = -1
     error: str = ""
     probe: Literal["", "ok", "failed", "void"] = ""
@@ -283,7 +336,8 @@ class AccountCoolDown(msgspec.Struct, frozen=True):
 class ChannelStatus(msgspec.Struct, frozen=True):
     """A channel's condition, the rest of its cool-down in ms, whether it is firm, and the accounts whose calls fail there.
 
-    `error`: the last one, empty for a channel that works for all. `credentials_off`: an operator has switched off all of them.
+    `error`: the last one, empty for a channel that works for all. `refused`: every credential of it was refused; it is called all
+    the same where no other channel serves.
     """
 
     condition: Condition
@@ -291,7 +345,16 @@ class ChannelStatus(msgspec.Struct, frozen=True):
     firm: bool = False
     accounts: dict[str, AccountCoolDown] = {}
     error: str = ""
-    credentials_off: bool = False
+    refused: bool = False
+
+    @property
+    def shown(self) -> Condition:
+        """Its condition for people and metrics."""
+        if self.refused and self.condition not in CLOSED:
+            return Condition.NO_CREDENTIAL
+        if self.condition is Condition.HEALTHY and any(account.cool_ms for account in self.accounts.values()):
+            return Condition.FAILING
+        return self.condition
 
 
 class Disabling(msgspec.Struct, frozen=True):
@@ -302,11 +365,25 @@ class Disabling(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class ChannelFigures(msgspec.Struct, frozen=True):
+    """The calls of a channel that ended in the last five to six minutes, from all gateways of the store.
+
+    `failed`: those without a whole answer, of which the upstream limited `rate_limited`. `success`: the share of the others; None
+    without calls. `first_event_p95_ms`: within which 95 % of the answers began; None without answers.
+    """
+
+    calls: int = 0
+    failed: int = 0
+    rate_limited: int = 0
+    success: float | None = None
+    first_event_p95_ms: int | None = None
+
+
 class ChannelSnapshot(msgspec.Struct, frozen=True):
     """A channel as `gateway channels` shows it.
 
-    `latency_ms`: a moving average of the time from call to first event; None before the first call. `failing_accounts`: how
-    many accounts cool down there by themselves, while the channel serves others. `firm`: it is not called while it cools, even
+    `failing_accounts`: how many accounts cool down there by themselves, while the channel serves others. `until_ms`: the end of its
+    cool-down in ms since 1970, of one that is over, too. `firm`: it is not called while it cools, even
     where no other channel can serve. `credentials`: those that are set aside, by their fingerprints. `disabling`: None where the
     channel is not disabled.
     """
@@ -314,8 +391,9 @@ class ChannelSnapshot(msgspec.Struct, frozen=True):
     channel: str
     condition: Condition
     cool_ms: int
+    until_ms: int | None
     in_flight: int
-    latency_ms: int | None
+    figures: ChannelFigures
     last_error: str
     last_error_at_ms: int | None
     failing_accounts: int = 0
@@ -323,13 +401,32 @@ class ChannelSnapshot(msgspec.Struct, frozen=True):
     credentials: dict[str, CredentialStatus] = {}
     disabling: Disabling | None = None
 
+    @property
+    def in_words(self) -> str:
+        """The condition with what there is to say of it: for how many accounts, or until when."""
+        return condition_in_words(self.condition, self.failing_accounts, self.until_ms if self.cool_ms else None)
+
+
+def condition_in_words(condition: Condition, failing_accounts: int, until_ms: int | None) -> str:
+    """Return a condition in words. `until_ms`: when a cool-down will be over; None where it is."""
+    match condition:
+        case Condition.FAILING:
+            return f"failing for {counted(failing_accounts, 'account')}"
+        case Condition.COOLING:
+            return f"cooling until {'a call succeeds' if until_ms is None else utc(until_ms)[:19] + 'Z'}"
+        case _:
+            return str(condition)
+
 
 def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[bytes], now_ms: int) -> ChannelSnapshot:
     """Return a channel from what the store has of it: its state, and its accounts whose calls fail."""
     state = {name.decode(): value.decode() for name, value in raw.items()}
     until = int(state.get("until", 0))
-    condition = Condition.PROBING if until else Condition.HEALTHY
-    if until > now_ms:
+    failing = sum(msgspec.json.decode(account)["until"] > now_ms for account in accounts)
+    condition = Condition.FAILING if failing else Condition.HEALTHY
+    if int(state.get("starting", 0)) > now_ms:
+        condition = Condition.STARTING
+    if until:
         condition = Condition.COOLING
     if "disabled" in state:
         condition = Condition.DISABLED
@@ -338,22 +435,52 @@ def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[byt
         channel,
         condition,
         max(0, until - now_ms),
+        until or None,
         sum(int(count) for count, expiry in in_flight if int(expiry) >= now_ms),
-        int(state["latency"]) if "latency" in state else None,
+        figures_of(value for name, value in state.items() if is_recent(name, now_ms)),
         state.get("error", ""),
         int(state["error_at"]) if "error_at" in state else None,
-        sum(msgspec.json.decode(account)["until"] > now_ms for account in accounts),
+        failing,
         until > now_ms and state.get("firm") == "1",
         statuses(state, now_ms),
         msgspec.json.decode(state[NOTE], type=Disabling) if NOTE in state else None,
     )
 
 
+def is_recent(field: str, now_ms: int) -> bool:
+    """Return whether a field of a channel's state has the figures of one of the last minutes."""
+    kind, _, minute = field.partition(":")
+    return kind == "min" and 0 <= now_ms // 60_000 - int(minute) <= FIGURES_S // 60
+
+
+def figures_of(minutes: Iterable[str]) -> ChannelFigures:
+    """Return the figures of some minutes together, each as the store has it."""
+    calls, failed, limited, *first = map(
+        sum, zip((0,) * _FIGURES, *(map(int, each.split()) for each in minutes), strict=True)
+    )
+    success = (calls - failed) / calls if calls else None
+    return ChannelFigures(calls, failed, limited, success, within_ms(first, 0.95))
+
+
+def within_ms(first: Sequence[int], part: float) -> int | None:
+    """Return in how many ms this part of the first events came, as exactly as the ranges tell; None where there were none."""
+    rest = part * sum(first)
+    ends = (0, *FIRST_EVENT_MS, FIRST_EVENT_MS[-1])
+    for index, number in enumerate(first):
+        if number >= rest > 0:
+            return round(ends[index] + (ends[index + 1] - ends[index]) * rest / number)
+        rest -= number
+    return None
+
+
 class CredentialState(StrEnum):
-    """The state of a credential. `REFUSED`: the upstream refused it lately. `OFF`: an operator switched it off."""
+    """The state of a credential. `REFUSED`: the upstream refused it lately. `SPENT`: it has nothing left to spend, and
+    rests until an operator lets it be tried. `OFF`: an operator switched it off.
+    """
 
     IN_USE = "in use"
     REFUSED = "refused"
+    SPENT = "spent"
     OFF = "off"
 
 
@@ -378,7 +505,7 @@ class CredentialStates:
         self.aside: dict[str, dict[str, float]] = {}
         """By channel, the fingerprints of credentials that are set aside, and until when by `time.monotonic`."""
         self._reports: dict[str, dict[str, str]] = {}
-        self.on_refused: OnRefused = lambda channel, index, of: None
+        self.on_refused: OnRefused = lambda channel, index, of, spent: None
         """Called for each credential that an upstream refuses."""
 
     def until(self, channel: str, fingerprint: str) -> float:
@@ -386,11 +513,12 @@ class CredentialStates:
         known = self.aside.get(channel)
         return known.get(fingerprint, 0.0) if known else 0.0
 
-    def refused(self, channel: str, fingerprint: str, why: str) -> None:
+    def refused(self, channel: str, fingerprint: str, why: str, *, spent: bool = False) -> None:
         """Set a credential aside, and let the other workers know with the next report."""
         known = self.aside.setdefault(channel, {})
-        known[fingerprint] = max(known.get(fingerprint, 0.0), time.monotonic() + SUSPENDED_S)
-        self._reports.setdefault(channel, {})[fingerprint] = why or "refused"
+        until = OFF if spent else time.monotonic() + SUSPENDED_S
+        known[fingerprint] = max(known.get(fingerprint, 0.0), until)
+        self._reports.setdefault(channel, {})[fingerprint] = f"{SPENT if spent else ''}{why or 'refused'}"
 
     def worked(self, channel: str, fingerprint: str) -> None:
         """Note that an upstream accepted a credential: if it was refused before, it is in use again."""
@@ -409,7 +537,7 @@ class CredentialStates:
         told = {name.decode(): OFF if ms < 0 else now + ms / 1000 for name, ms in aside}
         for fingerprint, why in self._reports.get(channel, {}).items():  # noted meanwhile, and not told yet
             if why:
-                told.setdefault(fingerprint, now + SUSPENDED_S)
+                told.setdefault(fingerprint, OFF if why.startswith(SPENT) else now + SUSPENDED_S)
             elif told.get(fingerprint) != OFF:
                 told.pop(fingerprint, None)
         if told:
@@ -417,12 +545,12 @@ class CredentialStates:
         else:
             self.aside.pop(channel, None)
 
-    def all_off(self, channel: str, credentials: Sequence[str]) -> bool:
-        """Return whether an operator has switched off every credential of a channel."""
+    def next_at(self, channel: str, credentials: Sequence[str]) -> float:
+        """Return from when by `time.monotonic` a credential of a channel may be used: 0.0 for now, `OFF` where each is off."""
         known = self.aside.get(channel)
-        if not known or OFF not in known.values():
-            return False
-        return all(known.get(fingerprint_of(credential)) == OFF for credential in credentials or ("",))
+        if not known:
+            return 0.0
+        return min(known.get(fingerprint_of(credential), 0.0) for credential in credentials or ("",))
 
 
 def statuses(state: Mapping[str, str], now_ms: int) -> dict[str, CredentialStatus]:
@@ -432,7 +560,11 @@ def statuses(state: Mapping[str, str], now_ms: int) -> dict[str, CredentialStatu
         kind, _, fingerprint = name.partition(":")
         if kind == "key" and fingerprint not in found:
             until_ms, since_ms, why = value.split(" ", 2)
-            if int(until_ms) > now_ms:
+            if why.startswith(SPENT):
+                found[fingerprint] = CredentialStatus(
+                    CredentialState.SPENT, int(since_ms), None, why.removeprefix(SPENT)
+                )
+            elif int(until_ms) > now_ms:
                 found[fingerprint] = CredentialStatus(CredentialState.REFUSED, int(since_ms), int(until_ms), why)
         elif kind == "off":
             found[fingerprint] = CredentialStatus(CredentialState.OFF, int(value))

@@ -13,21 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
+from operator import add
 from typing import Final, Literal
 from uuid import uuid4
 
 import msgspec
 
 from gateway.base.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
-from gateway.base.ids import utc
 from gateway.base.log import log
 from gateway.config.channel import Channel
 from gateway.domain.facts import Candidate, CircuitBreaker
 from gateway.store.channels import (
+    CLOSED,
+    FIRST_EVENT_MS,
+    OFF,
     AccountCoolDown,
     AccountReport,
     Admission,
@@ -37,7 +41,10 @@ from gateway.store.channels import (
     Channels,
     ChannelStatus,
     Condition,
+    condition_in_words,
 )
+
+NO_CREDENTIAL: Final = "no credential: each is spent or switched off"
 
 SYNC_INTERVAL_S: Final = 0.5
 BATCH_S: Final = 0.005
@@ -125,7 +132,7 @@ class ChannelBreaker:
 
     def _refusal(self, candidates: Sequence[Candidate], account: str, store_wait_s: float) -> Refused:
         """Return the refusal where no candidate may be called."""
-        disabled = [self._channels[candidate.name].status.condition is Condition.DISABLED for candidate in candidates]
+        disabled = [self._channels[candidate.name].status.condition in CLOSED for candidate in candidates]
         text = "No channel can serve this model at the moment. Retry later or choose another model."
         if all(disabled):
             text = "The operator has switched off every channel of this model. Choose another model."
@@ -147,7 +154,7 @@ class ChannelBreaker:
         for candidate in candidates:
             local = self._channels[candidate.name]
             wait_s, firm = local.wait_s(account)
-            if local.status.condition is not Condition.DISABLED:
+            if local.status.condition not in CLOSED:
                 waits.append(wait_s + MARGIN_S if firm else 0.0)
         if not waits:
             return asked_s
@@ -173,9 +180,18 @@ class ChannelBreaker:
         if self._channels[candidate.name].succeeded(account):
             self._changed.set()
 
-    def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None, account: str = "") -> None:
+    def failed(
+        self,
+        candidate: Candidate,
+        request_id: str,
+        code: str,
+        cool_s: float | None,
+        account: str = "",
+        *,
+        began: bool = False,
+    ) -> None:
         """Note that a call failed, perhaps because of what the account's request contains; without one, for other reasons."""
-        self._channels[candidate.name].failed(request_id, code, cool_s, account)
+        self._channels[candidate.name].failed(request_id, code, cool_s, account, began=began)
         self._changed.set()
 
     def left(self, candidate: Candidate, request_id: str) -> None:
@@ -206,14 +222,18 @@ class ChannelBreaker:
         now = time.monotonic()
         for name, status in statuses.items():
             local = self._channels[name]
-            local.status, local.status_at = self._with_credentials(name, status), now
+            statuses[name] = local.status = self._with_credentials(name, status)
+            local.status_at = now
             local.failing.intersection_update(local.report.accounts)
+        self._store.on_status(statuses)
 
     def _with_credentials(self, name: str, status: ChannelStatus) -> ChannelStatus:
-        """Return the status of a channel, which is as good as disabled where each of its credentials is switched off."""
-        if not self._store.credentials.all_off(name, self._credentials[name]):
+        """Return the status of a channel with that of its credentials: without one that is switched on it is closed."""
+        next_at = self._store.credentials.next_at(name, self._credentials[name])
+        if next_at <= time.monotonic() or status.condition is Condition.DISABLED:
             return status
-        return msgspec.structs.replace(status, condition=Condition.DISABLED, credentials_off=True)
+        condition = Condition.NO_CREDENTIAL if next_at == OFF else status.condition
+        return msgspec.structs.replace(status, condition=condition, refused=True)
 
     def _end_wait(self) -> None:
         """Wake the tasks that wait for a synchronization with the store: none will follow."""
@@ -246,7 +266,7 @@ class ChannelBreaker:
     async def why_not(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
         """Return why the account may not call the candidate; empty if it may. `alone`: no other channel can serve."""
         local = self._channels[candidate.name]
-        if not local.status.credentials_off:
+        if local.status.condition is not Condition.NO_CREDENTIAL:
             if alone:
                 (snapshot,) = await self._store.show([candidate.name])
                 admission = await self._store.look_alone(local.limits, cools=snapshot.firm)
@@ -285,8 +305,8 @@ class AccountBreaker(CircuitBreaker):
         self._health.answered(candidate, request_id, after_s)
 
     def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
-        self._succeeding = False
-        self._health.failed(candidate, request_id, code, cool_s, self._account)
+        began, self._succeeding = self._succeeding, False
+        self._health.failed(candidate, request_id, code, cool_s, self._account, began=began)
 
     def unusable(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
         self._succeeding = False
@@ -322,10 +342,10 @@ class LocalChannel(msgspec.Struct):
     def wait_s(self, account: str) -> tuple[float, bool]:
         """Return how long the account should not call it, as far as this worker knows, and whether that is firm."""
         status = self.status
-        if status.condition is Condition.DISABLED:
-            return MAX_RETRY_AFTER_S, True
         if status.condition is Condition.HEALTHY and not status.accounts:
             return 0.0, False
+        if status.condition in CLOSED:
+            return MAX_RETRY_AFTER_S, True
         passed_s = time.monotonic() - self.status_at
         own = status.accounts.get(account) or AccountCoolDown()
         of_all, of_account = status.cool_ms / 1000 - passed_s, own.cool_ms / 1000 - passed_s
@@ -340,7 +360,7 @@ class LocalChannel(msgspec.Struct):
     def answered(self, request_id: str, after_s: float) -> bool:
         """Count an answer, which began `after_s` after the call. Return whether other workers should know at once."""
         self.report.ok += 1
-        self.report.took_ms += after_s * 1000
+        self.report.first[bisect_left(FIRST_EVENT_MS, after_s * 1000)] += 1
         return self._end_probe(request_id, "ok")
 
     def succeeded(self, account: str) -> bool:
@@ -351,10 +371,12 @@ class LocalChannel(msgspec.Struct):
         self.report.accounts[account] = AccountReport(ok=True)
         return True
 
-    def failed(self, request_id: str, code: str, cool_s: float | None, account: str) -> None:
-        """Count a failure, against the account if there is one."""
+    def failed(self, request_id: str, code: str, cool_s: float | None, account: str, *, began: bool = False) -> None:
+        """Count a failure, against the account if there is one. `began`: after the answer had begun."""
         cool_ms = -1 if cool_s is None else round(cool_s * 1000)
         self.report.error = code
+        self.report.broken += began
+        self.report.limited += code == "upstream_rate_limited"
         if not account:
             self.report.failed += 1
             self.report.cool_ms = max(self.report.cool_ms, cool_ms)
@@ -390,7 +412,10 @@ def merged(earlier: ChannelReport, later: ChannelReport) -> ChannelReport:
     return ChannelReport(
         ok=earlier.ok + later.ok,
         failed=earlier.failed + later.failed,
-        took_ms=earlier.took_ms + later.took_ms,
+        broken=earlier.broken + later.broken,
+        limited=earlier.limited + later.limited,
+        first=[*map(add, earlier.first, later.first)],
+        starting=earlier.starting or later.starting,
         cool_ms=max(earlier.cool_ms, later.cool_ms),
         error=later.error or earlier.error,
         probe=later.probe or earlier.probe,
@@ -432,21 +457,21 @@ def why_unavailable(
 def _told(refusal: ChannelRefusal) -> str:
     match refusal.reason:
         case "disabled":
-            return "is switched off"
+            return "disabled"
         case "cooling":
             return _cools(refusal.wait_ms / 1000, refusal.error)
         case "probing":
-            return f"has cooled down{_after(refusal.error)}, and another request tried it"
+            return f"cooling until a call succeeds{_after(refusal.error)}, and another request tried it"
         case _:
-            return "is full"
+            return "full"
 
 
 def _known(channel: LocalChannel, account: str) -> str:
     status = channel.status
-    if status.credentials_off:
-        return "has no credential that is switched on"
+    if status.condition is Condition.NO_CREDENTIAL:
+        return NO_CREDENTIAL
     if status.condition is Condition.DISABLED:
-        return "is switched off"
+        return "disabled"
     passed_s = time.monotonic() - channel.status_at
     for_all_s = status.cool_ms / 1000 - passed_s
     if for_all_s > 0:
@@ -456,8 +481,8 @@ def _known(channel: LocalChannel, account: str) -> str:
 
 
 def _cools(seconds: float, error: str) -> str:
-    until = utc(round((time.time() + seconds) * 1000))
-    return f"cools down{_after(error)} until {until}"
+    until_ms = round((time.time() + seconds) * 1000)
+    return f"{condition_in_words(Condition.COOLING, 0, until_ms)}{_after(error)}"
 
 
 def _after(error: str) -> str:

@@ -25,7 +25,7 @@ SETTINGS = AlertSettings("http://127.0.0.1:9/", low_balance=Decimal(5))
 HEALTHY = ChannelStatus(Condition.HEALTHY, 0)
 DOWN = ChannelStatus(Condition.COOLING, 1000, firm=True)
 SOFT = ChannelStatus(Condition.COOLING, 1000)
-PROBING = ChannelStatus(Condition.PROBING, 0, firm=True)
+PROBING = ChannelStatus(Condition.COOLING, 0, firm=True)
 DISABLED = ChannelStatus(Condition.DISABLED, 0, firm=True)
 
 

@@ -54,7 +54,7 @@ def test_each_channel_is_a_line() -> None:
     assert head.split()[:2] == ["channel", "condition"]
     assert one.split()[:2] == ["one", "cooling"]
     assert "upstream_timeout, " in one
-    assert two.split() == ["two", "healthy", "0"]
+    assert two.split() == ["two", "healthy", "0", "0", "0"]
 
 
 def test_accounts_for_which_alone_a_channel_cools_are_counted(store_url: str) -> None:
@@ -67,8 +67,8 @@ def test_accounts_for_which_alone_a_channel_cools_are_counted(store_url: str) ->
 
     asyncio.run(report())
     _, one, two = run().stdout.splitlines()
-    assert "healthy, cooling for 1 account alone" in two
-    assert "cooling for 60 s, cooling for 2 accounts alone" in one
+    assert two.split() == ["two", "failing", "for", "1", "account", "12", "75.0", "%", "0", "0"]
+    assert one.split()[1:3] == ["cooling", "until"], "of all accounts, not of two alone"
 
 
 def test_scripts_get_an_object_for_each() -> None:
@@ -81,7 +81,15 @@ def test_scripts_get_an_object_for_each() -> None:
     )
     assert 0 < one["cool_ms"] <= 60_000
     assert (one["firm"], one["failing_accounts"]) == (True, 0)
-    assert (two["condition"], two["latency_ms"]) == ("healthy", None)
+    assert (two["condition"], two["in_words"], two["until"]) == ("healthy", "healthy", None)
+    assert one["in_words"] == f"cooling until {one['until']}"
+    assert two["figures"] == {
+        "calls": 0,
+        "failed": 0,
+        "rate_limited": 0,
+        "success": None,
+        "first_event_p95_ms": None,
+    }
 
 
 def test_a_channel_is_switched_off_and_on() -> None:

@@ -149,13 +149,25 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
-            "outcome": Outcome.REFUSED,
+            "outcome": Outcome.UPSTREAM_FAILED,
             **NOTHING_SENT,
             **{"error_code": "model_unavailable", "status": 503},
-            "unavailable": {"east": "is switched off", "west": "is full", "north": "is not open to the group"},
+            "unavailable": {"east": "disabled", "west": "full", "north": "not open to the group"},
         },
-        "arrived and refused: model unavailable (503), channel east is switched off, channel west is full, channel north is "
-        "not open to the group, charged nothing",
+        "arrived, no channel answered: model unavailable (503), channel east was not asked: disabled, channel west was not "
+        "asked: full, channel north was not asked: not open to the group, charged nothing",
+    ),
+    (
+        {
+            "outcome": Outcome.UPSTREAM_FAILED,
+            **NOTHING_SENT,
+            **{"error_code": "upstream_error", "status": 502},
+            "attempts": [
+                AttemptRecord("a", 500, "upstream_error", message="Out of memory.", code="oom", type="server")
+            ],
+        },
+        'tried channel a: upstream error (500), whose upstream said "Out of memory." (oom, server), no channel answered: '
+        "upstream error (502), charged nothing",
     ),
     (
         {**COSTED, "upstream_cost_micros": None},

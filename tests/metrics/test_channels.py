@@ -15,13 +15,13 @@ from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
-from gateway.store.channels import ChannelStatus, Condition
+from gateway.store.channels import AccountCoolDown, ChannelStatus, Condition
 from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.metrics.scrape import Samples, scrape, value
 from tests.whole.raw import ask, chat
 
-STATES = ("healthy", "cooling", "down", "disabled")
+STATES = ("healthy", "failing", "cooling", "starting", "disabled", "no credential")
 
 
 def catalogue(*channels: str) -> Catalogue:
@@ -107,9 +107,12 @@ def test_codes_and_channels_that_upstreams_or_reloads_bring_make_no_series() -> 
     [
         (ChannelStatus(Condition.HEALTHY, 0), "healthy"),
         (ChannelStatus(Condition.COOLING, 900), "cooling"),
-        (ChannelStatus(Condition.PROBING, 0), "cooling"),
-        (ChannelStatus(Condition.COOLING, 900, firm=True), "down"),
-        (ChannelStatus(Condition.PROBING, 0, firm=True), "down"),
+        (ChannelStatus(Condition.HEALTHY, 0, accounts={"one": AccountCoolDown(900)}), "failing"),
+        (ChannelStatus(Condition.HEALTHY, 0, accounts={"one": AccountCoolDown(0)}), "healthy"),
+        (ChannelStatus(Condition.COOLING, 0, firm=True), "cooling"),
+        (ChannelStatus(Condition.STARTING, 0), "starting"),
+        (ChannelStatus(Condition.NO_CREDENTIAL, 0), "no credential"),
+        (ChannelStatus(Condition.COOLING, 900, refused=True), "no credential"),
         (ChannelStatus(Condition.DISABLED, 0, firm=True), "disabled"),
     ],
 )
@@ -161,7 +164,7 @@ plugins: [{{use: auth}}, {{use: model-routing}}]
             samples = scrape(shared)
             assert value(samples, "credentials_refused_total", channel="east") == 1
             assert value(samples, "attempt_failures_total", channel="east", code="upstream_auth_failed") == 1
-            while condition(scrape(shared), "east")["cooling"] != 1:
+            while condition(scrape(shared), "east") != only("failing"):
                 await asyncio.sleep(0.02)
             await gateway.gateway.services.store.channels.set_enabled("west", False)
             while condition(scrape(shared), "west") != only("disabled"):

@@ -182,7 +182,7 @@ async def test_a_refusal_for_want_of_a_channel_is_recorded_channel_by_channel(gi
     of[Route] = Route((Candidate("c", Channel("http://127.0.0.1:1/v1"), "m"),))
     of.error, of.outcome = Refused(503, "model_unavailable", "..."), Outcome.REFUSED
     of.error.unavailable = {"c": "is full"}
-    assert (await run(given, of)).unavailable == {"c": "is full", "d": "is not open to the group"}
+    assert (await run(given, of)).unavailable == {"c": "is full", "d": "not open to the group"}
 
 
 async def test_nothing_that_the_caller_made_up_is_recorded(given: Services) -> None:

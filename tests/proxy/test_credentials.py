@@ -38,7 +38,7 @@ def test_a_channel_without_credentials_has_an_empty_one() -> None:
 
 def test_a_refused_credential_is_suspended_and_used_again_later(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b", "c"])
-    assert credentials.refused("b", "openai")
+    credentials.refused("b", "openai")
     assert [credentials.next("openai") for _ in range(4)] == list("acac")
     clock.now += SUSPENDED_S
     assert sorted(credentials.next("openai") for _ in range(3)) == ["a", "b", "c"]
@@ -46,25 +46,27 @@ def test_a_refused_credential_is_suspended_and_used_again_later(clock: FakeClock
 
 def test_when_all_are_refused_the_one_suspended_longest_is_used(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b"])
-    assert credentials.refused("b", "openai")
+    credentials.refused("b", "openai")
+    assert not credentials.all_refused("openai")
     clock.now += 1
-    assert not credentials.refused("a", "openai")
+    credentials.refused("a", "openai")
+    assert credentials.all_refused("openai")
     assert [credentials.next("openai"), credentials.next("openai")] == ["b", "b"]
 
 
 def test_the_only_credential_is_never_suspended() -> None:
     credentials = Credentials(["a"])
-    assert not credentials.refused("a", "openai")
+    credentials.refused("a", "openai")
     assert credentials.next("openai") == "a"
 
 
 def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(capsys: pytest.CaptureFixture[str]) -> None:
-    noted: list[tuple[str, int, int]] = []
+    noted: list[tuple[str, int, int, bool]] = []
     states = CredentialStates()
     states.on_refused = lambda *refused: noted.append(refused)
     credentials = Credentials(["canary-0", "canary-1"], states)
     credentials.refused("canary-1", "openai", "401")
-    assert noted == [("openai", 1, 2)]
+    assert noted == [("openai", 1, 2, False)]
     printed = "".join(capsys.readouterr())
     assert "credential_refused" in printed
     assert "index=1" in printed
@@ -72,7 +74,54 @@ def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(caps
     assert "canary" not in printed
 
 
-REFUSED_403 = UpstreamFailure(Refused(502, "upstream_auth_failed", "No."), forbidden=True)
+NO = Refused(502, "upstream_auth_failed", "No.")
+REFUSED_401 = UpstreamFailure(NO, credential_refused=True, why="401")
+REFUSED_402 = UpstreamFailure(NO, forbidden=True, why="402")
+REFUSED_403 = UpstreamFailure(NO, forbidden=True, why="403")
+SPENT = UpstreamFailure(NO, credential_refused=True, spent=True, why="429")
+
+
+@pytest.mark.parametrize("failed", [REFUSED_401, REFUSED_402])
+def test_one_refusal_sets_a_credential_aside_for_its_account_only_which_tries_the_next(
+    clock: FakeClock, failed: UpstreamFailure
+) -> None:
+    credentials = Credentials(["a", "b"])
+    assert credentials.another("a", "openai", "one", failed)
+    assert [credentials.next("openai", "one") for _ in range(3)] == ["b", "b", "b"]
+    assert sorted(credentials.next("openai", "two") for _ in range(4)) == ["a", "a", "b", "b"]
+    assert not credentials.another("b", "openai", "one", failed), "there is no third"
+    assert not credentials.all_refused("openai"), "the request may be at fault"
+
+
+def test_a_401_is_the_credentials_where_the_next_is_accepted_for_the_same_request(clock: FakeClock) -> None:
+    credentials = Credentials(["a", "b"])
+    assert credentials.another("a", "openai", "one", REFUSED_401)
+    credentials.worked("b", "openai", ["a"])
+    assert [credentials.next("openai", "two") for _ in range(3)] == ["b", "b", "b"]
+
+
+@pytest.mark.parametrize(("failed", "confirmed"), [(REFUSED_401, True), (REFUSED_402, False)])
+def test_a_second_refusal_of_one_account_tells_of_a_401_alone(
+    clock: FakeClock, failed: UpstreamFailure, confirmed: bool
+) -> None:
+    credentials = Credentials(["a"])
+    for _ in range(2):
+        assert not credentials.another("a", "openai", "one", failed)
+        credentials.worked("a", "openai", ())
+    assert not credentials.all_refused("openai"), "it worked in between"
+    for _ in range(2):
+        assert not credentials.another("a", "openai", "one", failed)
+    assert credentials.all_refused("openai") == confirmed
+    assert not credentials.another("a", "openai", "two", REFUSED_402)
+    assert credentials.all_refused("openai")
+
+
+def test_a_spent_credential_rests_until_told(clock: FakeClock) -> None:
+    credentials = Credentials(["a", "b"])
+    assert credentials.another("a", "openai", "one", SPENT)
+    credentials.worked("a", "openai", ())
+    clock.now += 10 * SUSPENDED_S
+    assert [credentials.next("openai", "two") for _ in range(3)] == ["b", "b", "b"]
 
 
 def test_a_403_sets_a_credential_aside_for_its_account_only(clock: FakeClock) -> None:
@@ -88,7 +137,7 @@ def test_a_403_sets_a_credential_aside_for_its_account_only(clock: FakeClock) ->
 def test_a_403_for_two_accounts_suspends_a_credential_that_did_not_work_between_them(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b"])
     assert not credentials.another("a", "openai", "one", REFUSED_403)
-    assert not credentials.another("a", "openai", "three", None)
+    credentials.worked("a", "openai", ())
     assert not credentials.another("a", "openai", "two", REFUSED_403)
     assert credentials.another("a", "openai", "one", REFUSED_403)
     assert [credentials.next("openai", "three") for _ in range(3)] == ["b", "b", "b"]
@@ -98,5 +147,5 @@ def test_accounts_that_met_a_403_are_bounded(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b"])
     for number in range(5 * MAX_ACCOUNTS):
         credentials.another("a", "openai", str(number), REFUSED_403)
-        credentials.another("a", "openai", str(number), None)
+        credentials.worked("a", "openai", ())
     assert len(credentials._aside_until[0]) == MAX_ACCOUNTS

@@ -67,20 +67,66 @@ QUOTA = [
 ]
 
 
-@pytest.mark.parametrize(("status", "error"), [(401, {}), (402, {}), *((429, error) for error in QUOTA)])
+SPENT = [
+    *((429, error) for error in QUOTA),
+    (402, {"code": "insufficient_credits"}),
+    (402, {"message": "Insufficient Balance"}),
+    (400, {"message": "Your credit balance is too low to access the Anthropic API. Please buy credits."}),
+]
+
+
+@pytest.mark.parametrize(("status", "error"), SPENT)
+def test_an_answer_that_nothing_is_left_to_spend_is_about_the_credential(status: int, error: dict[str, str]) -> None:
+    result = of_answer(status, JSON, body(**error), KEYS)
+    assert (result.spent, result.credential_refused, result.final) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (
+            402,
+            "This request requires more credits, or fewer max_tokens. You requested 9000 tokens, but can only afford 12.",
+        ),
+        (400, "messages.0.role: `Your credit balance is too low` is none of user, assistant"),
+        (429, "You exceeded your current quota"),
+    ],
+)
+def test_what_a_request_can_cause_spends_no_credential(status: int, message: str) -> None:
+    assert not of_answer(status, JSON, body(message=message), KEYS).spent
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, {}), *SPENT])
 def test_an_error_about_the_credential_is_not_shown(status: int, error: dict[str, str]) -> None:
-    result = of_answer(status, {**JSON, "Retry-After": "1"}, body(message="key-one is bad", **error), KEYS)
+    error = {"message": "key-one is bad"} | error
+    result = of_answer(status, {**JSON, "Retry-After": "1"}, body(**error), KEYS)
     assert result.credential_refused
-    assert result.not_the_request
     assert not result.final
-    assert result.cool_s == 0
     assert (result.error.status, result.error.code) == (502, "upstream_auth_failed")
     assert (result.error.should_retry, result.error.retry_after_s) == (False, None)
+    assert error["message"] not in result.error.message
     assert "bad" not in result.error.message
+    assert error["message"].replace("key-one", "[redacted]") == result.said.message
 
 
-def test_a_403_may_be_about_the_request() -> None:
-    result = of_answer(403, JSON, body(message="flagged by key-one"), KEYS)
+@pytest.mark.parametrize(
+    ("text", "message", "code"),
+    [
+        (body(message="Incorrect key: sk-0123456789abcdef", code="bad\nkey"), "Incorrect key: [hidden]", "bad key"),
+        (body(message="no " * 200), ("no " * 200)[:300].rstrip(), ""),
+        (b"<html><style>b {}</style><h1>502</h1> Bad\tgateway", "502 Bad gateway", ""),
+        (b"upstream is \x1b[31m gone", "upstream is \\x1b[31m gone", ""),
+        (b"", "", ""),
+    ],
+)
+def test_the_upstreams_own_words_are_kept_for_operators(text: bytes, message: str, code: str) -> None:
+    said = of_answer(500, JSON, text, KEYS).said
+    assert (said.message.rstrip(), said.code) == (message, code)
+
+
+@pytest.mark.parametrize("status", [402, 403])
+def test_a_402_or_403_may_be_about_the_request(status: int) -> None:
+    result = of_answer(status, JSON, body(message="flagged by key-one"), KEYS)
     assert result.forbidden
     assert not (result.credential_refused or result.not_the_request or result.final)
     assert result.cool_s is None

@@ -103,7 +103,7 @@ async def test_the_outcome_of_a_probe_is_reported(client: Client, outcome: str, 
 
         async def cooled() -> bool:
             (shown,) = await Channels(client).show(["a"])
-            return shown.condition is Condition.PROBING
+            return shown.condition is Condition.COOLING and not shown.cool_ms
 
         async def admitted() -> bool:
             return await refusal(health, "probe") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from gateway.store import channels as module
 from gateway.store.channels import (
+    FIRST_EVENT_MS,
     AccountCoolDown,
     AccountReport,
     Admission,
+    ChannelFigures,
     ChannelLimits,
     ChannelReport,
     Channels,
@@ -121,7 +124,7 @@ async def test_a_cool_down_that_the_upstream_asks_for_is_kept_up_to_the_maximum(
 async def test_one_call_probes_it_when_it_has_cooled(channels: Channels, later: Pass) -> None:
     await reported(channels, failed=3)
     await later(60)
-    assert await reported(channels) is Condition.PROBING
+    assert (await reported(channels), await cool_ms(channels)) == (Condition.COOLING, 0)
     answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits(), limits("b")]) for n in range(20)))
     assert sorted(answer.index or 0 for answer in answers) == [0] + [1] * 19
     assert [answer.probe for answer in answers if answer.index == 0] == [True]
@@ -155,7 +158,8 @@ async def test_calls_in_flight_neither_end_nor_extend_a_cool_down(channels: Chan
     await reported(channels, failed=50)
     assert await cool_ms(channels) == 40
     await later(60)
-    assert await reported(channels, failed=50) is Condition.PROBING
+    assert await reported(channels, failed=50) is Condition.COOLING
+    assert await cool_ms(channels) == 0
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -216,10 +220,10 @@ class TestClockThatIsSetBack:
         assert await reported(channels, failed=3) is Condition.COOLING
         await later(-back_ms)
         assert (await channels.admit("r", [limits()])).probe
-        assert await reported(channels, ok=1, took_ms=1) is Condition.HEALTHY
+        assert await reported(channels, ok=1) is Condition.HEALTHY
         assert await reported(channels, failed=3) is Condition.COOLING
         await later(-back_ms)
-        assert await reported(channels) is Condition.PROBING
+        assert (await reported(channels), await cool_ms(channels)) == (Condition.COOLING, 0)
         await later(-back_ms)
         assert (await channels.admit("s", [limits()])).probe
 
@@ -268,18 +272,49 @@ async def test_a_disabled_channel_gets_nothing_until_it_is_enabled(channels: Cha
     assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
 
 
-async def test_a_snapshot_counts_all_workers(channels: Channels, later: Pass) -> None:
-    await channels.sync("one", {"a": ChannelReport(ok=2, took_ms=200, in_flight=3), "b": ChannelReport()})
-    await channels.sync("two", {"a": ChannelReport(ok=1, took_ms=50, in_flight=4, failed=1, error="upstream_timeout")})
+def first(*waits_ms: int) -> list[int]:
+    """Return the times to the first event as a report has them."""
+    counted = [0] * (len(FIRST_EVENT_MS) + 1)
+    for wait_ms in waits_ms:
+        counted[bisect_left(FIRST_EVENT_MS, wait_ms)] += 1
+    return counted
+
+
+async def test_a_snapshot_counts_all_workers(client: Client, channels: Channels, later: Pass) -> None:
+    await channels.sync("one", {"a": ChannelReport(ok=2, first=first(40, 900), in_flight=3), "b": ChannelReport()})
+    failed = AccountReport(failed=1)
+    await channels.sync(
+        "two",
+        {
+            "a": ChannelReport(
+                ok=2,
+                first=first(50, 60),
+                in_flight=4,
+                failed=1,
+                broken=1,
+                limited=1,
+                error="upstream_timeout",
+                accounts={"one": failed},
+            )
+        },
+    )
     a, b = await channels.show(["a", "b"])
-    assert (a.channel, a.condition, a.in_flight, a.latency_ms) == ("a", Condition.HEALTHY, 7, 90)
+    assert (a.channel, a.condition, a.in_flight) == ("a", Condition.HEALTHY, 7)
+    assert a.figures == ChannelFigures(5, 2, 1, 0.6, 940), "one of the two failures was of an answer that had begun"
     assert a.last_error == "upstream_timeout"
     assert a.last_error_at_ms is not None
-    assert (b.condition, b.in_flight, b.latency_ms, b.last_error) == (Condition.HEALTHY, 0, None, "")
+    assert (b.condition, b.in_flight, b.figures, b.last_error) == (Condition.HEALTHY, 0, ChannelFigures(), "")
     await reported(channels, failed=10)
     assert (await channels.show(["a"]))[0].condition is Condition.COOLING
+    assert (await channels.show(["a"]))[0].in_words.startswith("cooling until 20")
     await later(60)
-    assert (await channels.show(["a"]))[0].condition is Condition.PROBING
+    (a,) = await channels.show(["a"])
+    assert (a.condition, a.in_words) == (Condition.COOLING, "cooling until a call succeeds")
+    await later(360_000)
+    (a,) = await channels.show(["a"])
+    assert a.figures.calls == 0, "older than the last minutes"
+    await reported(channels)
+    assert not any(name.startswith(b"min:") for name in await client.call("HGETALL", "gw:{channels}:a:state"))
 
 
 async def failed_for(channels: Channels, *accounts: str, cool_ms: int = -1, ok: int = 0) -> Condition:
@@ -354,10 +389,11 @@ async def test_a_failed_probe_of_one_account_is_followed_by_another_and_of_two_c
 ) -> None:
     await reported(channels, failed=3)
     await later(60)
-    for account, condition in (("one", Condition.PROBING), ("one", Condition.PROBING), ("two", Condition.COOLING)):
+    for account, rest_ms in (("one", 0), ("one", 0), ("two", 120)):
         assert (await channels.admit("r", [limits()])).probe
         report = {account: AccountReport(failed=1)}
-        assert await reported(channels, probe="void", accounts=report) is condition
+        assert await reported(channels, probe="void", accounts=report) is Condition.COOLING
+        assert await cool_ms(channels) == rest_ms
     assert await cool_ms(channels) == 120
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.channels import Condition, CooldownRules
+from gateway.store.channels import ChannelStatus, Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
+from tests.metrics.scrape import scrape, value
 from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import CHAIN
@@ -55,12 +56,17 @@ async def conditions(gateway: Running) -> dict[str, Condition]:
     return {each.channel: each.condition for each in shown}
 
 
-async def until(gateway: Running, channel: str, condition: Condition) -> None:
-    """Wait until the channel has this condition in the store and in the gateway's copy."""
+def status_of(gateway: Running, channel: str) -> ChannelStatus:
+    """Return the status of a channel as the gateway knows it."""
     routing = gateway.gateway.chain.entries[-1].plugin
     assert isinstance(routing, ModelRouting)
+    return routing.health._channels[channel].status
+
+
+async def until(gateway: Running, channel: str, condition: Condition) -> None:
+    """Wait until the channel has this condition in the store and in the gateway's copy."""
     async with asyncio.timeout(PATIENCE_S):
-        while {routing.health._channels[channel].status.condition, (await conditions(gateway))[channel]} != {condition}:
+        while {status_of(gateway, channel).shown, (await conditions(gateway))[channel]} != {condition}:
             await asyncio.sleep(0.01)
 
 
@@ -165,7 +171,7 @@ async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_pro
             assert (await ask(gateway.port, chat(token))).status == 200
         assert len(first.requests) == 4
         await gateway.store.client.call("HSET", "gw:{channels}:c0:state", "until", 1)  # the cool-down is over
-        await until(gateway, "c0", Condition.PROBING)
+        await wait_until(lambda: not status_of(gateway, "c0").cool_ms)
         gate, before = asyncio.Event(), len(second.requests)
         first.scripts = ([CHUNKED, Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST],)
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(10)]
@@ -203,7 +209,16 @@ async def test_when_all_channels_cool_the_response_says_when_to_retry(
         assert 1 <= int(answer.headers["retry-after"]) <= 56
         assert (len(first.requests), len(second.requests)) == (3, 3)
         record = await last_end_record(gateway)
-        assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "model_unavailable", [])
+        assert (record.outcome, record.error_code, record.attempts) == (
+            Outcome.UPSTREAM_FAILED,
+            "model_unavailable",
+            [],
+        )
+        assert record.unavailable.keys() == {"c0", "c1"}
+        samples = scrape(gateway.gateway.runner.metrics.shared)
+        for name in ("c0", "c1"):
+            assert value(samples, "channel_unavailable_total", channel=name, reason="cooling") == 1
+        assert value(samples, "requests_total", outcome="upstream_failed", model="words", channel="none") == 1
         assert await charged(gateway) == 0
         await assert_released(gateway, second, before, 1)
 
@@ -349,8 +364,12 @@ async def test_a_channel_whose_credentials_are_all_refused_cools(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     async with gateway_with(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
-        answer = await ask(gateway.port, chat(await gateway.token()))
+        token = await gateway.token()
+        answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"]) == (502, "upstream_auth_failed")
         assert len(upstream.requests) == 2
-        await until(gateway, "c0", Condition.COOLING)
+        await until(gateway, "c0", Condition.FAILING)
+        await ask(gateway.port, chat(token))
+        await ask(gateway.port, chat(token))
+        await wait_until(lambda: status_of(gateway, "c0").shown is Condition.NO_CREDENTIAL)
         assert await charged(gateway) == 0

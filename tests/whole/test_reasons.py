@@ -57,16 +57,20 @@ async def test_a_503_keeps_why_each_channel_could_not_be_called_and_its_caller_d
         refused = await ask(gateway.port, chat(token))
         record = await last_end_record(gateway)
         await routing.health.sync()
-    assert (refused.status, refused.error["code"], record.outcome) == (503, "model_unavailable", Outcome.REFUSED)
+    assert (refused.status, refused.error["code"], record.outcome) == (
+        503,
+        "model_unavailable",
+        Outcome.UPSTREAM_FAILED,
+    )
     words = in_words(record)
-    assert "channel east is switched off" in words
-    assert "channel west cools down after upstream_auth_failed until 20" in words
-    assert record.unavailable.pop("west").endswith("Z")
+    assert "channel east was not asked: disabled" in words
+    assert "channel west was not asked: cooling until 20" in words
+    assert record.unavailable.pop("west").endswith("Z after upstream_auth_failed")
     assert record.unavailable == {
-        "east": "is switched off",
-        "full": "is full",
-        "keyless": "has no credential that is switched on",
-        "distant": "is not open to the group",
+        "east": "disabled",
+        "full": "full",
+        "keyless": "no credential: each is spent or switched off",
+        "distant": "not open to the group",
     }
     assert not any(name in refused.body.decode() for name in (*record.unavailable, "west"))
 

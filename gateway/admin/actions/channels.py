@@ -14,7 +14,14 @@ from gateway.base.errors import GatewayError
 from gateway.base.ids import utc
 from gateway.base.text import counted
 from gateway.config.channel import Channel
-from gateway.store.channels import ChannelSnapshot, Condition, CredentialState, CredentialStatus, Disabling
+from gateway.store.channels import (
+    ChannelFigures,
+    ChannelSnapshot,
+    Condition,
+    CredentialState,
+    CredentialStatus,
+    Disabling,
+)
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -41,17 +48,19 @@ class Credential(msgspec.Struct, frozen=True):
 class ChannelNow(msgspec.Struct, frozen=True):
     """A channel as all gateways of the store see it.
 
-    `cool_ms`: the rest of its cool-down. `firm`: it is not called while it cools, even where no other channel can serve.
-    `latency_ms`: a moving average of the time from call to first event. `failing_accounts`: how many accounts cool down there by
-    themselves. `disabling`: who disabled it, when and why. `request`: what the file adds to its requests or leaves out, without
-    values.
+    `in_words`: its condition, with for how many accounts or until when. `cool_ms`: the rest of its cool-down, and `until` its end.
+    `figures`: its calls of the last minutes. `failing_accounts`: how many accounts cool down there by themselves. `firm`: it is not
+    called while it cools, even where no other channel can serve. `disabling`: who disabled it, when and why. `request`: what the
+    file adds to its requests or leaves out, without values.
     """
 
     channel: str
     condition: Condition
+    in_words: str
     cool_ms: int
+    until: str | None
     in_flight: int
-    latency_ms: int | None
+    figures: ChannelFigures
     last_error: str
     last_error_at_ms: int | None
     failing_accounts: int
@@ -93,13 +102,13 @@ class ChannelTestResult(msgspec.Struct, frozen=True):
 
 @action("GET", "/channels", Scope.READ)
 async def list_(client: LocalClient) -> Page[ChannelNow]:
-    """List the channels of the configuration with their conditions, calls in flight, latencies and the state of each credential."""
+    """List the channels of the configuration with their conditions, calls in flight, figures and the state of each credential."""
     return Page(await _now(client, list(client.config.channels)))
 
 
 @action("GET", "/channels/{name}", Scope.READ)
 async def read(client: LocalClient, name: str) -> ChannelNow:
-    """Return a channel with its condition, calls in flight, latency and the state of each credential."""
+    """Return a channel with its condition, calls in flight, figures and the state of each credential."""
     known(client.config, name)
     (found,) = await _now(client, [name])
     return found
@@ -175,8 +184,12 @@ async def _now(client: LocalClient, names: Sequence[str]) -> list[ChannelNow]:
 def _described(client: LocalClient, snapshot: ChannelSnapshot, channel: Channel) -> ChannelNow:
     statuses = client.store.channels.credentials_of(snapshot, channel.credentials)
     credentials = [_numbered(index, *each) for index, each in enumerate(statuses)]
-    fields = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__}
-    return ChannelNow(**fields | {"credentials": credentials, "request": channel.request_in_words})
+    used = any(each.state is CredentialState.IN_USE for each in credentials)
+    if credentials and not used and snapshot.condition is not Condition.DISABLED:
+        snapshot = msgspec.structs.replace(snapshot, condition=Condition.NO_CREDENTIAL)
+    fields = {name: getattr(snapshot, name) for name in ChannelNow.__struct_fields__ if hasattr(snapshot, name)}
+    added = {"credentials": credentials, "until": _second(snapshot.until_ms), "request": channel.request_in_words}
+    return ChannelNow(**fields | added)
 
 
 def _numbered(index: int, fingerprint: str, status: CredentialStatus) -> Credential:

@@ -26,7 +26,7 @@ from gateway.usage import completeness, queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.home import Home
 from gateway.usage.queries import AllRequestsQuery
-from gateway.usage.record import Record, charge_of, hashed_reference
+from gateway.usage.record import AttemptRecord, Record, charge_of, hashed_reference
 from gateway.usage.search import SearchResult
 
 SCANNED: Final = 10_000
@@ -241,7 +241,10 @@ def steps(record: Record) -> list[StoryStep]:
         return found
     if text := _end(record, record.outcome):
         found.append(StoryStep("end", text, None if record.outcome is Outcome.GATEWAY_CRASHED else record.duration_ms))
-    found += [StoryStep("unavailable", f"channel {name} {reason}") for name, reason in record.unavailable.items()]
+    found += [
+        StoryStep("unavailable", f"channel {name} was not asked: {reason}")
+        for name, reason in record.unavailable.items()
+    ]
     return [*found, StoryStep("charge", text)] if (text := _charge(record)) else found
 
 
@@ -273,9 +276,16 @@ def _changes(record: Record) -> Iterator[str]:
 def _attempts(record: Record) -> Iterator[str]:
     for tried in record.attempts:
         if not tried.error or (tried is record.attempts[-1] and record.first_byte_ms is not None):
-            yield f"sent to channel {tried.channel}"
+            yield f"sent to channel {tried.channel}{_said(tried)}"
         else:
-            yield f"tried channel {tried.channel}: {_failure(tried.error, tried.status)}"
+            yield f"tried channel {tried.channel}: {_failure(tried.error, tried.status)}{_said(tried)}"
+
+
+def _said(tried: AttemptRecord) -> str:
+    """Return what the upstream itself said about its error."""
+    named = ", ".join(dict.fromkeys(filter(None, (tried.code, tried.type))))
+    words = f'"{tried.message}"' if tried.message else ""
+    return f", whose upstream said {words}{f' ({named})' if named else ''}" if words or named else ""
 
 
 def _end(record: Record, outcome: Outcome) -> str:

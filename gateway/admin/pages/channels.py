@@ -13,6 +13,7 @@ from aiohttp import web
 from gateway.admin.actions import channels, served
 from gateway.admin.actions.channels import ChannelTest, ChannelTestResult, DisablingReason, Switch
 from gateway.admin.pages.accounts import problem_of
+from gateway.admin.pages.now import TONES
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS
@@ -35,6 +36,7 @@ async def index(
         addresses={name: channel.base_url for name, channel in config.channels.items()},
         serving=serving,
         tried=tried,
+        tones=TONES,
         problem=problem,
         opened=opened,
         form=view.form,

@@ -20,14 +20,16 @@ from aiohttp import web
 from aiohttp_sse import sse_response
 
 from gateway.admin.actions.action import Scope
+from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.pages.view import Page, View, count, share, span
 from gateway.base.amounts import MICROS, amount
-from gateway.base.errors import Refused
+from gateway.base.errors import Refused, StoreAway
 from gateway.base.ids import arrival_ms
 from gateway.base.log import log
 from gateway.base.text import counted
 from gateway.domain.exchange import Outcome
 from gateway.metrics.shared import SharedNumbers
+from gateway.store.channels import Condition
 from gateway.usage import queries
 from gateway.usage.home import Home
 from gateway.usage.record import Record
@@ -52,6 +54,15 @@ RECENT_S: Final = 10
 """The seconds that the rate is the mean of."""
 MOST_SAMPLES: Final = 500
 """Times of one second that are kept; of further requests the time counts for nothing."""
+TONES: Final = {
+    Condition.HEALTHY: "ok",
+    Condition.FAILING: "warn",
+    Condition.COOLING: "bad",
+    Condition.STARTING: "warn",
+    Condition.DISABLED: "none",
+    Condition.NO_CREDENTIAL: "bad",
+}
+"""How the pages colour the condition of a channel."""
 WELL: Final = (Outcome.COMPLETED, Outcome.REFUSED, Outcome.CALLER_GONE)
 """Outcomes that are no fault of the gateway or of an upstream."""
 
@@ -89,6 +100,32 @@ class Row(msgspec.Struct, frozen=True):
         )
 
 
+class ChannelLine(msgspec.Struct, frozen=True):
+    """A channel, as the page shows it: its condition in words, and its figures of the last minutes."""
+
+    channel: str
+    condition: str
+    tone: str
+    calls: str
+    success: str
+    rate_limited: str
+    first_event: str
+
+    @classmethod
+    def of(cls, shown: ChannelNow) -> ChannelLine:
+        """Return the line of a channel."""
+        figures = shown.figures
+        return cls(
+            shown.channel,
+            shown.in_words,
+            TONES[shown.condition],
+            count(figures.calls),
+            "" if figures.success is None else share(figures.success),
+            count(figures.rate_limited),
+            span(figures.first_event_p95_ms) or "",
+        )
+
+
 class Choice(msgspec.Struct, frozen=True):
     """Which requests somebody wants to see. `trouble`: only those that were neither completed nor refused."""
 
@@ -110,6 +147,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
 
     figures: Figures
     health: Health
+    channels: list[ChannelLine]
     rows: list[Row]
 
 
@@ -117,12 +155,21 @@ class LiveStats:
     """Live statistics of the gateways whose log is in a folder, for all pages that follow."""
 
     def __init__(
-        self, home: Home, numbers: Mapping[str, SharedNumbers], answers: Callable[[], Awaitable[bool]]
+        self,
+        home: Home,
+        numbers: Mapping[str, SharedNumbers],
+        answers: Callable[[], Awaitable[bool]],
+        channels: Callable[[], Awaitable[Sequence[ChannelNow]]],
     ) -> None:
-        """`numbers`: what the processes of this gateway count, by their names. `answers` tells whether the store does."""
+        """`numbers`: what the processes of this gateway count, by their names. `answers` tells whether the store does.
+
+        `channels` returns the channels as the store has them.
+        """
         self._home = home
         self._numbers = numbers
         self._answers = answers
+        self._channels_now = channels
+        self._channels: list[ChannelLine] = []
         self._followers = 0
         self._task: asyncio.Task[None] | None = None
         self._minute = Minute()
@@ -169,7 +216,8 @@ class LiveStats:
                 break
             if choice.takes(record):
                 rows.append(Row.of(record))
-        return LiveSnapshot(self._minute.figures(int(time.time())), health_of(self._numbers, self._store_ms), rows)
+        figures = self._minute.figures(int(time.time()))
+        return LiveSnapshot(figures, health_of(self._numbers, self._store_ms), self._channels, rows)
 
     async def _run(self) -> None:
         """Read the log while somebody follows."""
@@ -183,6 +231,8 @@ class LiveStats:
                 if time.monotonic() - asked > QUIET_S:
                     asked = time.monotonic()
                     self._store_ms = (time.monotonic() - asked) * 1000 if await self._answers() else None
+                    with suppress(StoreAway):
+                        self._channels = [ChannelLine.of(each) for each in await self._channels_now()]
                 ended = await asyncio.to_thread(tail.poll)
                 self._take(record for _, record in ended if record.id not in known)
                 known = frozenset() if ended else known

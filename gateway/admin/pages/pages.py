@@ -12,7 +12,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
+from gateway.admin.actions import channels as channel_actions
 from gateway.admin.actions.action import Scope
+from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.actions.links import ENTER
 from gateway.admin.actions.local import Actor
 from gateway.admin.http.api import ACTOR, ClientOf, CsvFiles, refused
@@ -72,7 +74,7 @@ class Pages:
         self._assets = Assets()
         self._unbroken = Unbroken()
         self._own_bounds = OwnBounds()
-        self._live_stats = LiveStats(client.usage_home, numbers, client.store.answers)
+        self._live_stats = LiveStats(client.usage_home, numbers, client.store.answers, self._channels)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
@@ -113,6 +115,9 @@ class Pages:
         yield
         task.cancel()
         await asyncio.wait((task,))
+
+    async def _channels(self) -> list[ChannelNow]:
+        return (await channel_actions.list_(self._client_of(Actor("now", frozenset({Scope.READ})), ""))).data
 
     async def _to_own(self, _: web.Request) -> web.StreamResponse:
         raise web.HTTPSeeOther(OWN)

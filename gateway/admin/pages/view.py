@@ -240,8 +240,9 @@ def set_up(application: web.Application, assets: Assets) -> None:
         "plain_money": amount,
         "count": count,
         "moment": moment,
-        "span": span,
+        "breakable": breakable,
         "share": share,
+        "span": span,
         "instant": instant,
         "as_json": lambda value: shown(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()),
         "capitalize_first": lambda text: text[:1].upper() + text[1:],
@@ -276,6 +277,11 @@ def span(ms: int | float | None) -> str:
     if ms < 60_000:
         return f"{ms / 1000:.1f} s"
     return f"{ms / 60_000:.1f} min"
+
+
+def breakable(code: str) -> Markup:
+    """Return a code that a browser may break after an underscore, and nowhere else."""
+    return Markup("_<wbr>").join(code.split("_"))
 
 
 def share(part: float) -> str:

@@ -6,6 +6,7 @@
   const COLUMNS = ["Ended (UTC)", "Account", "Model", "Channel", "Outcome", "First byte", "Duration", "Charge"];
   const NUMBERS = new Set(["First byte", "Duration", "Charge"]);
   const FINE = { completed: "ok", refused: "warn", caller_gone: "none" };
+  const CHANNEL = ["Channel", "Condition", "Calls", "Success", "429", "First event, 95 %"];
   const SVG = "http://www.w3.org/2000/svg";
   const at = (id) => document.getElementById(id);
   const body = document.querySelector("#live tbody");
@@ -39,6 +40,32 @@
       bars.push(bar);
     }
   }
+
+  const channels = at("channels-now");
+  const drawChannels = (lines) => {
+    const table = channels.querySelector("tbody");
+    channels.hidden = !lines.length;
+    while (table.rows.length > lines.length) table.deleteRow(-1);
+    lines.forEach((line, number) => {
+      const row = table.rows[number] || table.insertRow();
+      row.setAttribute("role", "row");
+      const texts = [line.channel, line.condition, line.calls, line.success || "–", line.rate_limited, line.first_event || "–"];
+      texts.forEach((text, index) => {
+        let cell = row.cells[index];
+        if (!cell) {
+          cell = row.insertCell();
+          cell.setAttribute("role", "cell");
+          cell.dataset.label = CHANNEL[index];
+          if (index > 1) cell.className = "num";
+          cell.append(document.createElement(index ? "span" : "a"));
+        }
+        const inner = cell.firstChild;
+        set(inner, text);
+        if (index === 0) inner.href = "/channels";
+        if (index === 1) inner.className = `badge ${line.tone}`;
+      });
+    });
+  };
 
   const newRow = () => {
     const row = document.createElement("tr");
@@ -94,6 +121,7 @@
       set(at("store"), health.store);
       note("store", health.store_well ? "for a round trip" : "requests are refused with 503");
       tone("store", health.store_well ? "" : "bad");
+      drawChannels(snapshot.channels);
       const top = Math.max(1, ...figures.rates);
       set(at("most"), `at most ${Math.max(...figures.rates)} a second`);
       figures.rates.forEach((rate, second) => {
