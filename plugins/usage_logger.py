@@ -72,6 +72,7 @@ class UsageLogger(Plugin):
         """Take the log, and the catalogue: the models that exist."""
         self.usage = services.store.usage
         self.models = services.catalogue.models
+        self.aliases = services.catalogue.aliases
         self.log = services.log
         self._counted = CountedRefusals(self.unknown_per_minute, self.refused_per_minute, services.clock)
         services.every(REPORT_EVERY_S, self._report)
@@ -137,7 +138,7 @@ class UsageLogger(Plugin):
     def _by_plugins(self, record: Record, exchange: Exchange) -> Record:
         """Add which plugins changed the request or answered it, and the model that the caller named."""
         asked = exchange.requested_model
-        asked = asked if asked in self.models else shown_name(asked)
+        asked = asked if asked in self.models or asked in self.aliases else shown_name(asked)
         return msgspec.structs.replace(
             record,
             requested_model=asked or record.requested_model,

@@ -64,7 +64,11 @@ def mistakes(config: Config, chain: Chain) -> Iterator[str]:
 
 def unknown_models(config: Config, names: Iterable[str]) -> list[str]:
     """Return the names and patterns that match no model. `*` matches also where there is none yet."""
-    return [name for name in names if name != "*" and not any(matches([name], model) for model in config.models)]
+    return [
+        name
+        for name in names
+        if name != "*" and not any(matches([name], model) for model in (*config.models, *config.aliases))
+    ]
 
 
 def about_unknown_model(config: Config, name: str) -> str:
@@ -133,7 +137,7 @@ def exposure_of(config: Config, chain: Chain) -> Exposure | None:
         (_largest_cost(catalogue, config, model, price), model, group)
         for group, settings in config.groups.items()
         for model in config.models
-        if matches(settings.models, model) and (price := catalogue.price(model, group)) is not None
+        if catalogue.named_in(settings.models, model) and (price := catalogue.price(model, group)) is not None
     ]
     cost, model, group = max(costs, default=(0, "", ""))
     if holding is None or cost == 0:

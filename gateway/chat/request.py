@@ -89,12 +89,13 @@ class BodyRules(msgspec.Struct, frozen=True):
     """The operator's limits for bodies. `max_output_tokens` is the most that a caller may request of any model.
 
     `allow_fields`: fields that are accepted although an upstream may read them in place of a checked one, or bill them.
-    `service_tiers`: the tiers that a model has a price for.
+    `service_tiers`: the tiers that a model has a price for. `aliases`: other names of models.
     """
 
     allow_non_streaming: bool = False
     allow_fields: frozenset[str] = frozenset()
     service_tiers: Mapping[str, Collection[str]] = {}
+    aliases: Mapping[str, str] = {}
     max_n: int = 16
     max_output_tokens: int = 1_000_000
     max_depth: int = 100

@@ -268,6 +268,7 @@ class Config(Section, frozen=True):
     demo: Demo | None = None
     channels: dict[str, Channel] = msgspec.field(default_factory=dict)
     models: dict[str, Model] = msgspec.field(default_factory=dict)
+    aliases: dict[str, str] = msgspec.field(default_factory=dict)
     groups: dict[str, Group] = msgspec.field(default_factory=dict)
     plugins: list[PluginEntry] = msgspec.field(default_factory=list)
 
@@ -434,6 +435,7 @@ def _check_references(config: Config, parsed: Document) -> None:
         if used not in config.channels:
             known = ", ".join(config.channels) or "none yet"
             raise parsed.wrong(key_path, f"there is no channel `{used}`; known: {known}")
+    _check_aliases(config, parsed)
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
         if not NAME.fullmatch(entry.label):
@@ -459,6 +461,21 @@ def _check_references(config: Config, parsed: Document) -> None:
             check(value)
         except ValueError as error:
             raise parsed.wrong(key_path, str(error)) from None
+
+
+def _check_aliases(config: Config, parsed: Document) -> None:
+    for alias, named in config.aliases.items():
+        if not NAME.fullmatch(alias):
+            raise parsed.wrong(("aliases", alias), NAME_RULE)
+        if alias in config.models:
+            raise parsed.wrong(("aliases", alias), f"`{alias}` is a model already; give the alias another name")
+        if named not in config.models:
+            hint = (
+                "an alias of an alias; name the model itself"
+                if named in config.aliases
+                else f"there is no model `{named}`"
+            )
+            raise parsed.wrong(("aliases", alias), hint)
 
 
 def host_port(address: str) -> tuple[str, int]:

@@ -32,6 +32,8 @@ class Catalogue:
 
     def __init__(self, config: Config) -> None:
         self.models = config.models
+        self.aliases = config.aliases
+        self._names = {model: _aliases_of(config, model) for model in config.aliases.values()}
         self.groups = config.groups
         self.channels = config.channels
         self.time_zone = time_zone(config.time_zone)
@@ -57,7 +59,7 @@ class Catalogue:
         self._served = {
             (name, group)
             for (name, group), tiers in self._candidates.items()
-            if tiers and matches(config.groups[group].models, name)
+            if tiers and self.named_in(config.groups[group].models, name)
         }
 
     def group(self, name: str) -> Group | None:
@@ -82,8 +84,8 @@ class Catalogue:
         """Return whether the caller may use `model`: its group, its account and the token that it sent."""
         return (
             (model, caller.group) in self._served
-            and (caller.account_models is None or matches(caller.account_models, model))
-            and (caller.token_models is None or matches(caller.token_models, model))
+            and (caller.account_models is None or self.named_in(caller.account_models, model))
+            and (caller.token_models is None or self.named_in(caller.token_models, model))
         )
 
     def why_not(self, caller: Caller, model: str) -> tuple[Barrier, str] | None:
@@ -93,14 +95,14 @@ class Catalogue:
         group = self.groups.get(caller.group)
         if model not in self.models:
             return "configuration", f"the configuration has no model `{model}`"
-        if group is None or not matches(group.models, model):
+        if group is None or not self.named_in(group.models, model):
             return "group", f"group {caller.group} allows {_listed(group.models if group else ())}"
         if not self._candidates[model, caller.group]:
             return (
                 "group",
                 f"group {caller.group} may use channels {_listed(group.channels)}, and none of them serves {model}",
             )
-        if caller.account_models is not None and not matches(caller.account_models, model):
+        if caller.account_models is not None and not self.named_in(caller.account_models, model):
             return "account", f"account {caller.account} allows {_listed(caller.account_models)}"
         return "token", f"token {caller.token_id} allows {_listed(caller.token_models or ())}"
 
@@ -109,8 +111,9 @@ class Catalogue:
         return (model, group) in self._served
 
     def visible(self, caller: Caller) -> list[str]:
-        """Return the models that this caller may use, in the order of the file."""
-        return [name for name in self.models if self.allows(caller, name)]
+        """Return the models that this caller may use, in the order of the file, and their aliases."""
+        usable = [name for name in self.models if self.allows(caller, name)]
+        return usable + [alias for alias, model in self.aliases.items() if model in usable]
 
     def tiers(self, model: str, group: str, operation: Operation) -> Tiers:
         """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
@@ -130,7 +133,8 @@ class Catalogue:
     def body_rules(self, port: Port) -> BodyRules:
         """Return the rules for the bodies that arrive at a port."""
         tiers = {name: tuple(model.service_tiers) for name, model in self.models.items() if model.service_tiers}
-        return BodyRules(port.allow_non_streaming, frozenset(port.allow_fields), tiers)
+        tiers |= {alias: tiers[model] for alias, model in self.aliases.items() if model in tiers}
+        return BodyRules(port.allow_non_streaming, frozenset(port.allow_fields), tiers, self.aliases)
 
     def prompt_tokens_bound(self, body: Body) -> int:
         """Return an upper bound of the input tokens of a body for a model of the file, by the bounds of its encoded parts."""
@@ -145,6 +149,10 @@ class Catalogue:
         """The longest time that a request may take, in seconds: every attempt is as slow as its channel allows."""
         timers = [channel.timers for channel in self.channels.values()]
         return max((max(each.total, MAX_ATTEMPTS * (2 * each.connect + each.first_byte)) for each in timers), default=0)
+
+    def named_in(self, patterns: Sequence[str], model: str) -> bool:
+        """Return whether one of `patterns` names a model, or an alias of it."""
+        return matches(patterns, model) or any(matches(patterns, name) for name in self._names.get(model, ()))
 
     def _added_tokens(self, model: Model) -> int:
         """Return the most tokens that the fields of one of the model's channels can add to a prompt."""
@@ -161,6 +169,10 @@ class Catalogue:
             candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens, cost)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))
+
+
+def _aliases_of(config: Config, model: str) -> list[str]:
+    return [alias for alias, named in config.aliases.items() if named == model]
 
 
 def _budgets(given: GroupBudgets) -> Budgets:

@@ -32,7 +32,9 @@ from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import BackgroundTask
 from gateway.server.gateway import Gateway
 
-RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone", "admin_sso"})
+RELOADABLE: Final = frozenset(
+    {"channels", "models", "aliases", "groups", "plugins", "alerts", "time_zone", "admin_sso"}
+)
 """The settings of the file that a reload changes."""
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
+import msgspec
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from gateway.base import ids
@@ -69,7 +71,7 @@ class Gateway:
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
         self._large_bodies = LargeBodies()
-        self._rules = services.catalogue.body_rules(port)
+        self._use(services)
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
         self._unserved: set[asyncio.Task[None]] = set()
@@ -91,10 +93,14 @@ class Gateway:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
         old, self.chain = self.chain, chain
         self.services = services
-        self._rules = services.catalogue.body_rules(self.port)
+        self._use(services)
         self.routes = LocalRoutes(services, self._lookups)
         self.runner.metrics.use(services.catalogue)
         return old
+
+    def _use(self, services: Services) -> None:
+        self._rules = services.catalogue.body_rules(self.port)
+        self._body = IncomingBody if not self._rules.aliases else partial(AliasedBody, self._rules.aliases)
 
     async def drain(self) -> None:
         """Let open exchanges finish within `port.drain` seconds; end the rest with the error event; stop accepting.
@@ -141,7 +147,7 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)
-        body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
+        body = self._body(self.port, self.budget, self.check, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
         if operation.wire is not None and operation.wire.id_header:
@@ -290,6 +296,31 @@ class IncomingBody:
         self.end()
         self._request.release()
         self._request.protocol.release()
+
+
+class AliasedBody(IncomingBody):
+    """The body of one request to a gateway whose models have other names."""
+
+    __slots__ = ("_aliases",)
+
+    def __init__(self, aliases: Mapping[str, str], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._aliases = aliases
+
+    async def read(self) -> Body:
+        """Read and check the body as `IncomingBody` does, and note in the exchange which alias the caller named."""
+        exchange = self._reader.exchange if self._reader is not None else None
+        body = await super().read()
+        if (model := self._aliases.get(body.model)) is None:
+            return body
+        if exchange is not None:
+            exchange.requested_model, exchange.changed_by = body.model, (*exchange.changed_by, "aliases")
+        return msgspec.structs.replace(body, model=model)
+
+    async def check(self, raw: bytes) -> Body:
+        """Return the checked body that a plugin has made of it, with the model itself. Raises `Refused`."""
+        body = await super().check(raw)
+        return msgspec.structs.replace(body, model=self._aliases.get(body.model, body.model))
 
 
 def is_preflight(request: ParsedRequest) -> bool:

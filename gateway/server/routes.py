@@ -170,7 +170,9 @@ class ModelList:
         return bytes(self._model(name, "" if caller is None else caller.group))
 
     def _names(self, caller: Caller | None) -> list[str]:
-        return list(self._catalogue.models) if caller is None else self._catalogue.visible(caller)
+        if caller is None:
+            return [*self._catalogue.models, *self._catalogue.aliases]
+        return self._catalogue.visible(caller)
 
     def _model(self, name: str, group: str) -> msgspec.Raw:
         encoded = self._encoded.get((name, group))
@@ -180,7 +182,8 @@ class ModelList:
         return encoded
 
     def _fields(self, name: str, group: str) -> dict[str, object]:
-        model, price = self._catalogue.models[name], self._catalogue.price(name, group)
+        named = self._catalogue.aliases.get(name, name)
+        model, price = self._catalogue.models[named], self._catalogue.price(named, group)
         fields: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "sluicegate"}
         fields |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
         limits = {"max_completion_tokens": model.max_output_tokens}

@@ -92,7 +92,7 @@ async def explain(
     """
 
     async def read() -> Body:
-        return check(body, rules)
+        return _check_now(body, rules)
 
     request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
     exchange = Exchange(request, read, generation=chain.generation)
@@ -145,8 +145,13 @@ async def _decision(entry: Entry, exchange: Exchange) -> Decision:
     return Decision(entry.name, "passes", text, changes)
 
 
+def _check_now(raw: bytes, rules: BodyRules) -> Body:
+    body = check(raw, rules)
+    return msgspec.structs.replace(body, model=rules.aliases.get(body.model, body.model))
+
+
 async def _check(rules: BodyRules, raw: bytes) -> Body:
-    return check(raw, rules)
+    return _check_now(raw, rules)
 
 
 async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:

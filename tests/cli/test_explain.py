@@ -255,7 +255,7 @@ async def test_a_channel_that_is_called_for_want_of_another_is_shown_as_first(co
     await channels.sync("w", {"one": ChannelReport(failed=1, cool_ms=60_000, error="upstream_rate_limited")})
     one, two = (await command.explain())["channels"]
     assert (one["verdict"], two["verdict"]) == ("first", "left out")
-    assert one["text"].startswith("called although it cools down after upstream_rate_limited until ")
+    assert one["text"].startswith("called although it is cooling until 20")
     await channels.sync("w", {"one": ChannelReport(failed=3)})
     assert [each["verdict"] for each in (await command.explain(code=1))["channels"]] == ["left out", "left out"]
 
@@ -268,13 +268,15 @@ async def test_the_reason_for_leaving_out_a_channel_is_shown(command: Command) -
         ("one", "left out"),
         ("two", "first"),
     ]
-    assert explanation["channels"][0]["text"].startswith("cools down after upstream_timeout until 20")
+    text = explanation["channels"][0]["text"]
+    assert text.startswith("cooling until 20")
+    assert text.endswith("Z after upstream_timeout")
     await channels.admit("r", [ChannelLimits("two", 1, 0, 60_000, 1000)])
     full = await command.explain(code=1)
     assert full["channels"][1]["text"] == "is full"
     assert full["refusal"]["code"] == "model_unavailable"
     await channels.set_enabled("two", enabled=False)
-    assert (await command.explain(code=1))["channels"][1]["text"] == "is switched off"
+    assert (await command.explain(code=1))["channels"][1]["text"] == "disabled"
 
 
 PLUGINS = '''

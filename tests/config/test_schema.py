@@ -398,7 +398,10 @@ PLACES: dict[type[Section], tuple[str | int, ...]] = {
 
 def test_the_reference_names_every_setting() -> None:
     text = re.sub(
-        r"^# (admin_sso|portal|tls|alerts|demo):", r"\1:", shipped("gateway.yaml").read_text(), flags=re.MULTILINE
+        r"^# (admin_sso|portal|tls|alerts|aliases|demo):",
+        r"\1:",
+        shipped("gateway.yaml").read_text(),
+        flags=re.MULTILINE,
     )
     document = yaml.safe_load(text)
     for kind, place in PLACES.items():

@@ -83,7 +83,8 @@ async def test_what_one_account_provokes_refuses_no_other(
             wrong, right = await served(gateway, offender, others)
             assert [answer.status for answer in right] == [200] * ROUNDS
             assert upstream.bad_requests >= 3
-            assert await conditions(gateway) == {"fake": Condition.HEALTHY}
+            condition = Condition.HEALTHY if fault == "413" else Condition.FAILING
+            assert await conditions(gateway) == {"fake": condition}, "for one account alone"
             if fault == "413":
                 assert {(answer.status, answer.error["code"]) for answer in wrong} == {(413, "body_too_large")}
                 assert upstream.bad_requests == ROUNDS
