@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gateway.base.addresses import address_of, network_of
     from gateway.base.amounts import MICROS, amount
     from gateway.base.errors import Refused, StoreAway, StoreError, model_not_found
-    from gateway.base.ids import Clock, arrival_ms, utc
+    from gateway.base.ids import Clock, arrival_ms, drawn, utc
     from gateway.base.leaky_buckets import LeakyBuckets
     from gateway.chain.plugin import Plugin
     from gateway.chain.services import Services
@@ -100,6 +100,7 @@ __all__ = [
     "amount",
     "arrival_ms",
     "budget_in",
+    "drawn",
     "hashed_reference",
     "invalid_token",
     "matches",
@@ -115,7 +116,7 @@ _PLACES = {
     "gateway.base.addresses": "address_of network_of",
     "gateway.base.amounts": "MICROS amount",
     "gateway.base.errors": "Refused StoreAway StoreError model_not_found",
-    "gateway.base.ids": "Clock arrival_ms utc",
+    "gateway.base.ids": "Clock arrival_ms drawn utc",
     "gateway.base.leaky_buckets": "LeakyBuckets",
     "gateway.chain.plugin": "Plugin",
     "gateway.chain.services": "Services",

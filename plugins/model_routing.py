@@ -1,14 +1,19 @@
-"""Checks that the caller may use the model, and chooses the channels that serve it, in the order to try them."""
+"""Checks that the caller may use the model, and chooses the channels that serve it, in the order to try them.
+
+A conversation of a model with `affinity` stays with a channel, and with one credential of it, since upstreams keep what they have
+computed of a prompt. Nothing is kept for that: rendezvous hashing gives each worker and each machine the same choice. Health and
+limits go before it.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from hashlib import blake2b
 
 from gateway import (
     AccountBreaker,
+    Body,
     Caller,
     Candidate,
     ChannelBreaker,
@@ -17,8 +22,12 @@ from gateway import (
     Refused,
     Route,
     Services,
+    drawn,
     model_not_found,
 )
+
+PROMPT = ("tools", "system", "instructions", "messages", "input", "prompt")
+"""The fields of a prompt, in the order in which upstreams read them."""
 
 
 class ModelRouting(Plugin):
@@ -32,12 +41,10 @@ class ModelRouting(Plugin):
     requires = (Caller,)
     provides = (Route,)
 
-    sticky: bool = False
-    """Prefer the same channels for all requests of an account, for upstreams that cache prompts; weights still apply."""
-
     async def start(self, services: Services) -> None:
         """Take the catalogue, and start to follow the health of its channels."""
         self.catalogue = services.catalogue
+        self.options = services.catalogue.routing
         self.health = ChannelBreaker(services.store.channels, services.catalogue.channels)
         await self.health.start()
 
@@ -50,16 +57,21 @@ class ModelRouting(Plugin):
         operation = exchange.request.operation
         if operation.wire is None:
             return
-        model = (await exchange.body()).model
+        body = await exchange.body()
+        model = body.model
         caller = exchange[Caller]
         if not self.catalogue.allows(caller, model):
             raise self._refusal(caller, model)
-        draw = partial(_by_account, caller.account) if self.sticky else _by_chance
+        session = ""
+        draw: Callable[[Candidate], float] = _by_chance
+        if (options := self.options.get(model)) is not None:
+            session = session_of(options.affinity, exchange, body, caller.account)
+            draw = BySession(session)
         tiers = self.catalogue.tiers(model, caller.group, operation)
         if not tiers:
             raise self._elsewhere(caller, model)
         candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
-        exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account))
+        exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account), session)
 
     def _elsewhere(self, caller: Caller, model: str) -> Refused:
         served = " and ".join(f"POST /v1{path}" for path in self.catalogue.paths(model, caller.group))
@@ -111,7 +123,42 @@ def _by_chance(_: Candidate) -> float:
     return random.random()  # noqa: S311 - for spreading load, not for security
 
 
-def _by_account(account: str, candidate: Candidate) -> float:
-    """Return the same number for the same account and channel, whatever other channels exist (rendezvous hashing)."""
-    digest = blake2b(f"{account} {candidate.name} {candidate.model}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest) / (1 << 56)
+class BySession:
+    """The draw of one conversation: the same for the same channel in each worker and on each machine."""
+
+    def __init__(self, session: str) -> None:
+        self._session = session
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Return a number from 0 to 1."""
+        return drawn(self._session, f"{candidate.name} {candidate.model}")
+
+
+def session_of(affinity: Sequence[str], exchange: Exchange, body: Body, account: str) -> str:
+    """Return a digest of the first that a request has of what its conversation is known by; empty where it has none.
+
+    The account is a part of it, so that no caller can choose the channel of another.
+    """
+    for key in affinity:
+        kind, _, name = key.partition(":")
+        if key == "account":
+            value = b"account"
+        elif kind == "header":
+            value = exchange.request.headers.get(name, "").encode("utf-8", "surrogateescape")
+        elif kind == "prefix":
+            value = _prefix(body, int(name))
+        else:
+            value = bytes(body.top.get(key, b"null"))
+            value = b"" if value in (b"null", b'""') else value
+        if value:
+            return blake2b(b"\0".join((account.encode(), key.encode(), value)), digest_size=16).hexdigest()
+    return ""
+
+
+def _prefix(body: Body, size: int) -> bytes:
+    """Return so many bytes of the beginning of the prompt, which upstreams keep; none of a shorter one."""
+    prompt = b""
+    for name in PROMPT:
+        if name in body.top:
+            prompt += bytes(memoryview(body.top[name])[: size - len(prompt)])
+    return prompt if len(prompt) == size else b""

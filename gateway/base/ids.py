@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Final
 
 from uuid_utils import uuid7
@@ -103,3 +104,11 @@ def _second(at: int) -> str:
         raise ValueError("not a time")
     year, month, day, hour, minute, second, *_ = time.gmtime(at)
     return f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}"
+
+
+def drawn(key: str, name: str) -> float:
+    """Return the same number from 0 to 1 for the same key and name, uniformly distributed (rendezvous hashing).
+
+    Whichever of several names has the largest number has it whatever other names there are, in each process and on each machine.
+    """
+    return int.from_bytes(blake2b(f"{key} {name}".encode(), digest_size=7).digest()) / (1 << 56)

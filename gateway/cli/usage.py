@@ -215,7 +215,8 @@ def summary(
     """Show totals of requests, tokens, charges, costs and margins.
 
     Costs are those of `cost` in the file. `unknown_costs` counts the requests without one: they are missing in `cost` and `margin`.
-    In a table, `written` are tokens that were written to a cache. Columns that a table has no room for are in CSV and JSON.
+    In a table, `cached` are the prompt tokens that upstreams read from a cache, with their share (`--by channel` shows which caches
+    are warm), and `written` those that were written to one. Columns that a table has no room for are in CSV and JSON.
 
     Examples: `gateway usage summary --by account,model,day --from 2026-11`,
     `gateway usage summary --by hour,error --from 12h --account alice`
@@ -453,9 +454,11 @@ def print_sums(groups: Sequence[str], totals: Sequence[Mapping[str, Any]], *, em
 def _cells(total: Mapping[str, Any]) -> list[object]:
     """Return the cells of a row of sums. Where no cost is known there is neither a cost nor a margin."""
     unknown = ("cost_micros", "margin_micros") if total["unknown_costs"] == total["requests"] else ()
+    prompt, cached = total["prompt_tokens"], total["cached_tokens"]
+    cells = dict(total, cached_tokens=f"{cached} ({100 * cached / prompt:.1f} %)") if cached else total
     return [
         "-" if value == "" or name in unknown else amount(value) if name.endswith("_micros") else value
-        for name, value in total.items()
+        for name, value in cells.items()
     ]
 
 

@@ -184,6 +184,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
     query: Mapping[str, str] = {}
     set_: Mapping[str, Any] = {}
     drop: tuple[str, ...] = ()
+    session_header: str = ""
 
     def __post_init__(self) -> None:
         if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base_url(self.base_url)):
@@ -208,6 +209,10 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
         auth = None if self.dialect is not None and self.auth is None else self.auth_way()
         if self.headers or self.query:
             self.check_auth(auth)
+        if self.session_header:
+            if _plain(self.session_header) in map(_plain, self.headers):
+                raise WrongSetting(("session_header",), "`headers` has it, too; keep one")
+            check_headers({self.session_header: "x"}, auth, has_credentials=True)
         if self.set_ or self.drop:
             check_fields(self.set_, self.drop)
         for name in ("headers", "query", "set_"):
@@ -255,6 +260,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
             "query": ", ".join(self.query),
             "set": ", ".join(self.set_),
             "drop": ", ".join(self.drop),
+            "session_header": self.session_header,
         }
         return "; ".join(f"{name} {text}" for name, text in parts.items() if text)
 

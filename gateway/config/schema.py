@@ -64,6 +64,13 @@ ANYONE: Final = "*"
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _TAKEN: Final = frozenset({"authorization", "cookie", "host", "origin", "content-type", "content-length", "connection"})
 
+AFFINITY: Final = (
+    *("prompt_cache_key", "header:session-id", "header:x-claude-code-session-id", "user", "prefix:2048"),
+    "account",
+)
+"""By what a conversation is known, the first that a request has."""
+AFFINITY_KEY: Final = re.compile(r"header:[A-Za-z0-9-]{1,64}|prefix:[1-9][0-9]{0,5}|[A-Za-z_][A-Za-z0-9_]{0,63}")
+
 SCOPES: Final = ("read", "accounts", "tokens", "money", "channels", "admin")
 """The scopes of the operator's port, see `gateway.admin.actions.action.Scope`."""
 
@@ -326,6 +333,8 @@ class Model(Section, frozen=True):
 
     `context_length`: how many tokens prompt and answer may have together, told to callers; None where it is not known.
     `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
+    `affinity`: by what a conversation is known that stays with a channel and its credential; None: `AFFINITY` where cached tokens
+    have a price.
     """
 
     channels: list[str | Serving]
@@ -342,8 +351,14 @@ class Model(Section, frozen=True):
     image_tokens: MostTokens = IMAGE_TOKENS
     audio_tokens: MostTokens = AUDIO_TOKENS
     file_tokens: MostTokens = FILE_TOKENS
+    affinity: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for key in self.affinity or ():
+            if not AFFINITY_KEY.fullmatch(key):
+                raise ValueError(
+                    f"affinity: `{key}` is none of account, prefix:BYTES, header:NAME, and no name of a field of the body"
+                )
         given = _check((self.input, self.output, self.cached_input, self.cache_write, self.request))
         unpriced = self.input is None or self.output is None
         if (given or self.tiers or self.service_tiers) if self.free else unpriced:

@@ -8,10 +8,12 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Final, Literal
 
+import msgspec
+
 from gateway.base.amounts import MICROS
 from gateway.chat.prompt import PartTokens
 from gateway.chat.request import Body, BodyRules
-from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits, Model, Port, time_zone
+from gateway.config.schema import AFFINITY, Config, Group, GroupBudgets, GroupLimits, Model, Port, time_zone
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
 from gateway.domain.prices import Price, price_of
 from gateway.operations.operation import SERVED, Operation
@@ -25,6 +27,12 @@ Tiers = tuple[tuple[tuple[Candidate, int], ...], ...]
 """Candidates with their weights, in tiers of equal priority."""
 Barrier = Literal["configuration", "group", "account", "token"]
 """What keeps a caller from using a model."""
+
+
+class RoutingOptions(msgspec.Struct, frozen=True):
+    """How requests for a model are routed beside weights and priorities: by what their conversation is known."""
+
+    affinity: tuple[str, ...] = ()
 
 
 class Catalogue:
@@ -44,6 +52,8 @@ class Catalogue:
             for name, model in config.models.items()
             for group in config.groups
         }
+        self.routing = {name: options for name, model in config.models.items() if (options := self._options(model))}
+        """The options of the models that have any."""
         self.part_tokens = {
             name: PartTokens(model.image_tokens, model.audio_tokens, model.file_tokens, self._added_tokens(model))
             for name, model in config.models.items()
@@ -153,6 +163,14 @@ class Catalogue:
     def named_in(self, patterns: Sequence[str], model: str) -> bool:
         """Return whether one of `patterns` names a model, or an alias of it."""
         return matches(patterns, model) or any(matches(patterns, name) for name in self._names.get(model, ()))
+
+    def _options(self, model: Model) -> RoutingOptions | None:
+        """Return the options of a model, None where nothing is to be chosen by them."""
+        channels = {each.use: self.channels[each.use] for each in model.servings}
+        one = len(channels) == 1 and all(len(channel.credentials) < 2 for channel in channels.values())
+        told = any(channel.session_header for channel in channels.values())
+        affinity = (AFFINITY if model.cached_input is not None else ()) if model.affinity is None else model.affinity
+        return None if not affinity or (one and not told) else RoutingOptions(affinity)
 
     def _added_tokens(self, model: Model) -> int:
         """Return the most tokens that the fields of one of the model's channels can add to a prompt."""

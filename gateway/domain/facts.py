@@ -168,7 +168,11 @@ class Trace:
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The candidates, in the order in which they are tried. Provided by `model-routing`, required by the gateway."""
+    """The candidates, in the order in which they are tried. Provided by `model-routing`, required by the gateway.
+
+    `session`: a digest of the conversation, which stays with one credential of a channel; empty where it may change.
+    """
 
     candidates: tuple[Candidate, ...]
     breaker: CircuitBreaker = CircuitBreaker()
+    session: str = ""

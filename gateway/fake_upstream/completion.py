@@ -67,18 +67,22 @@ class Completion:
         self.words = all_words[: chat.max_completion_tokens or chat.max_tokens]
         self.thoughts = 0
         """Output tokens that are not shown."""
+        self.cached: int | None = None
+        """Prompt tokens that were read from a cache; None where there is none."""
         self.finish_reason = "stop" if len(self.words) == len(all_words) else "length"
         self._id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
 
-    def usage(self, completion_tokens: int | None = None) -> dict[str, int]:
+    def usage(self, completion_tokens: int | None = None) -> dict[str, Any]:
         """Return the token counts; `completion_tokens` replaces the true count of the answer."""
         prompt = sum(len(message.words()) for message in self.chat.messages)
         completion = self.thoughts + len(self.words) if completion_tokens is None else completion_tokens
+        details = {} if self.cached is None else {"prompt_tokens_details": {"cached_tokens": self.cached}}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            **details,
         }
 
     def content(self, text: str) -> str:

@@ -48,8 +48,9 @@ class FakeUpstream:
     """An OpenAI-compatible upstream on loopback. Its mode says how it answers, or misbehaves.
 
     `pace_s` passes before each event. `words` is the text of every answer; without it, the answer quotes the request. With
-    a `key`, requests with any other credential are refused with 401. `port` 0 takes a free port. Raises `ValueError` for
-    an unknown mode.
+    a `key`, requests with any other credential are refused with 401. With `caches`, the usage says how many tokens of a prompt's
+    beginning came with the same credential before, a message at a time. `port` 0 takes a free port. Raises `ValueError` for an
+    unknown mode.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FakeUpstream:
         pace_s: float = 0.04,
         words: str | None = None,
         key: str | None = None,
+        caches: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -70,6 +72,11 @@ class FakeUpstream:
         """The latest requests, oldest first, a thousand at most."""
         self._words = words
         self._key = key
+        self.refused: set[str] = set()
+        """Credentials that it refuses with 401. It may change at any time."""
+        self._caches = caches
+        self._seen: set[tuple[str, str]] = set()
+        """The beginnings of prompts, each with its credential."""
         self._host = host
         self._port = port
         self._answers: set[asyncio.Task[object]] = set()
@@ -141,7 +148,8 @@ class FakeUpstream:
         self.requests.append(ReceivedRequest(request.method, request.raw_path, request.headers, body))
         del self.requests[:-MAX_REQUESTS]
         sent = (request.headers.get("Authorization"), request.headers.get("x-api-key"))
-        if self._key is not None and f"Bearer {self._key}" != sent[0] and self._key != sent[1]:
+        wrong = self._key is not None and f"Bearer {self._key}" != sent[0] and self._key != sent[1]
+        if wrong or credential_of(request) in self.refused:
             return refusal(401, error(*REFUSALS[401]))
         return await handler(request)
 
@@ -154,7 +162,21 @@ class FakeUpstream:
             chat = msgspec.json.decode(await request.read(), type=body)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
-        return await ANSWERS[self.mode](kind(request, chat, pace_s=self.pace_s, words=self._words))
+        completion = kind(request, chat, pace_s=self.pace_s, words=self._words)
+        if self._caches:
+            completion.cached = self._cached(credential_of(request), chat)
+        return await ANSWERS[self.mode](completion)
+
+    def _cached(self, credential: str, chat: ChatBody) -> int:
+        """Return how many tokens of the beginning of a prompt came with this credential before, and keep that it has come."""
+        cached, words, text = 0, 0, ""
+        for message in chat.messages:
+            text += f"{message.role}: {' '.join(message.words())}\n"
+            words += len(message.words())
+            if (credential, text) in self._seen:
+                cached = words
+            self._seen.add((credential, text))
+        return cached
 
     async def _count(self, body: type[ChatBody], kind: str, request: web.Request) -> web.StreamResponse:
         try:
@@ -167,3 +189,8 @@ class FakeUpstream:
             return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
+
+
+def credential_of(request: web.Request) -> str:
+    """Return the credential of a request."""
+    return request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")

@@ -29,7 +29,7 @@ from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Pace, ReportedUsage, Usage
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Attempt, Exchange, Outcome
-from gateway.domain.facts import Caller, Candidate, CircuitBreaker, Trace
+from gateway.domain.facts import Caller, Candidate, Route, Trace
 from gateway.operations.wire_format import WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
@@ -56,7 +56,7 @@ class UpstreamCall:
         wire: WireFormat,
         body: Body,
         candidate: Candidate,
-        breaker: CircuitBreaker,
+        route: Route,
     ) -> None:
         self.exchange = exchange
         self.wire = wire
@@ -64,7 +64,8 @@ class UpstreamCall:
         self.caller = caller
         self.body = body
         self.candidate = candidate
-        self.breaker = breaker
+        self.route = route
+        self.breaker = route.breaker
         self.upstream: UpstreamConnection | None = None
         self.pace = Pace()
         self.parts: list[BodyPart] = []
@@ -118,10 +119,13 @@ class UpstreamCall:
         trace = self.exchange.get(Trace)
         given = self.exchange.request.headers
         lines = trace_lines(given if trace is None else trace.headers()) + self.wire.lines(given, channel)
+        session = self.route.session
+        if session and channel.session_header:
+            lines += f"{channel.session_header}: {session}\r\n"
         credentials = endpoint.credentials
         rejected: list[str] = []
         while True:
-            credential = credentials.next(name, account)
+            credential = credentials.next(name, account, session)
             self.message = endpoint.message(self.wire, self.parts, credential, accept, lines)
             failed = await self._send(endpoint, relays)
             if failed is None:

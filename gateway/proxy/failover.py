@@ -72,7 +72,7 @@ class Failover:
                 break
             rest = untried[untried.index(candidate) + 1 :]
             untried = [other for other in rest if other.name != candidate.name]
-            call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route.breaker)
+            call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route)
             try:
                 failed = await call.run(self._pool, self.relays)
                 if failed is None:

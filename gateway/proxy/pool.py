@@ -2,8 +2,9 @@
 
 A head is made once for each credential.
 
-**The credentials of a channel** are used in turn. One that the upstream refuses is not used for a while, by no worker; one that has
-nothing left to spend is not used until an operator says so.
+**The credentials of a channel** are used in turn. A conversation that has affinity gets the one that rendezvous hashing gives it,
+the same in every worker. One that the upstream refuses is not used for a while, by no worker; one that has nothing left to spend is
+not used until an operator says so.
 
 One refusal does not tell whether it is about the credential or about what the request contains. So the credential is in doubt: it
 is set aside for the account that met it, by this worker. It is set aside for all accounts and workers when:
@@ -28,6 +29,7 @@ from weakref import WeakSet
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
 from yarl import URL
 
+from gateway.base.ids import drawn
 from gateway.base.log import log
 from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
@@ -235,18 +237,25 @@ class Credentials:
         """The account that met a refusal, by the index of the credential, as long as no call with it has succeeded."""
         self._turn = 0
 
-    def next(self, channel: str = "", account: str = "") -> str:
-        """Return the credential whose turn it is, or the one that the account may use first where all are set aside."""
+    def next(self, channel: str = "", account: str = "", session: str = "") -> str:
+        """Return the credential whose turn it is, or the one that the account may use first where all are set aside.
+
+        Of a `session` it is the same one each time, as long as it may be used.
+        """
         count = len(self._all)
         if count == 1:
             return self._all[0]
         now = time.monotonic()
-        turns = [(self._turn + step) % count for step in range(count)]
+        if session:
+            turns = sorted(range(count), key=lambda index: drawn(session, self._fingerprints[index]), reverse=True)
+        else:
+            turns = [(self._turn + step) % count for step in range(count)]
         chosen = min(
             turns,
             key=lambda index: max(now, self._until(channel, index), self._aside_until[index].get(account, 0.0)),
         )
-        self._turn = (chosen + 1) % count
+        if not session:
+            self._turn = (chosen + 1) % count
         return self._all[chosen]
 
     def worked(self, credential: str, channel: str, refused: Sequence[str]) -> None:
@@ -284,6 +293,7 @@ class Credentials:
         """
         index = self._all.index(credential)
         self._in_doubt.pop(index, None)
+        self._aside_until[index].clear()  # it is for all now, and ends for all
         log.error("credential_refused", channel=channel, index=index, of=len(self._all), reason=why, spent=spent)
         self._states.on_refused(channel, index, len(self._all), spent)
         self._states.refused(channel, self._fingerprints[index], why, spent=spent)

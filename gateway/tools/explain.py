@@ -180,7 +180,7 @@ async def _last_resorts(route: Route, choices: list[ChannelChoice]) -> list[Chan
     verdict: Literal["first", "spare"] = "first"
     for index, candidate in enumerate(route.candidates):
         if not await route.breaker.why_not_alone(candidate):
-            text = f"called although it {choices[index].text}: no other can serve"
+            text = f"called although it is {choices[index].text}: no other can serve"
             choices[index] = msgspec.structs.replace(choices[index], verdict=verdict, text=text)
             verdict = "spare"
     return choices

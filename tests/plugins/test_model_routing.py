@@ -1,18 +1,20 @@
-"""The choice of channels follows priorities and weights, and with `sticky` an account's own order."""
+"""The choice of channels follows priorities and weights, and with `affinity` a conversation's own order."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway import Caller, Candidate, Refused, Route
+from gateway.chat.request import BodyRules, check
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Group, Model, Serving
+from gateway.config.schema import AFFINITY, Config, Group, Model, Serving
 from gateway.store.client.client import Client
-from gateway.testing import PATIENT, exchange, services, started
-from plugins.model_routing import ModelRouting, shuffled
+from gateway.testing import MINIMAL_BODY, PATIENT, exchange, services, started
+from plugins.model_routing import ModelRouting, session_of, shuffled
 
 CHANNELS = {name: Channel(f"http://{name}/v1") for name in "abcd"}
 SETTINGS = Config(
@@ -62,18 +64,65 @@ async def test_a_draw_is_without_replacement_and_tiers_keep_their_order(
         await plugin.stop()
 
 
-async def test_a_sticky_account_keeps_its_order_and_accounts_match_the_weights(
+STICKY = msgspec.structs.replace(
+    SETTINGS, models={"m": msgspec.structs.replace(SETTINGS.models["m"], affinity=("account",))}
+)
+
+
+async def test_conversations_keep_their_order_and_match_the_weights(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with services(tmp_path, store_url, SETTINGS) as given:
-        plugin = await started(ModelRouting(sticky=True), given)
-        orders = {account: await routed(plugin, account=account) for account in map(str, range(3000))}
+    async with services(tmp_path, store_url, STICKY) as given:
+        plugin = await started(ModelRouting(), given)
+        orders = {account: await routed(plugin, account=account) for account in map(str, range(10_000))}
         for account, order in list(orders.items())[:50]:
             assert await routed(plugin, account=account) == order
         first = Counter(order[0] for order in orders.values())
-        assert abs(first["a"] / 3000 - 0.6) < 0.05
-        assert abs(first["c"] / 3000 - 0.1) < 0.03
+        for name, share in (("a", 0.6), ("b", 0.3), ("c", 0.1)):
+            assert abs(first[name] / 10_000 - share) < 0.03 * share + 5 * (share * (1 - share) / 10_000) ** 0.5 / 2, (
+                first
+            )
         await plugin.stop()
+
+
+LONG = "x" * 3000
+SESSIONS: list[tuple[dict[str, object], dict[str, str]]] = [
+    ({"prompt_cache_key": "k"}, {}),
+    ({}, {"session-id": "s"}),
+    ({}, {"x-claude-code-session-id": "s"}),
+    ({"user": "u"}, {}),
+    ({"messages": [{"role": "user", "content": LONG}]}, {}),
+    ({}, {}),
+]
+
+
+@pytest.mark.parametrize("place", range(len(SESSIONS)))
+def test_a_conversation_is_known_by_the_first_that_its_request_has(place: int) -> None:
+    def session(*places: int, account: str = "one", text: str = "") -> str:
+        fields: dict[str, object] = {"model": "m"}
+        headers: dict[str, str] = {}
+        for index in places:
+            fields |= SESSIONS[index][0]
+            headers |= SESSIONS[index][1]
+        if text:
+            fields["messages"] = [{"role": "user", "content": LONG + text}]
+        request = exchange(fields, headers=headers)
+        return session_of(
+            AFFINITY, request, check(msgspec.json.encode({**MINIMAL_BODY, **fields}), BodyRules()), account
+        )
+
+    alone = session(place)
+    assert alone
+    assert session(*range(place, len(SESSIONS))) == alone, "the first counts"
+    assert session(place, account="two") != alone, "each account has its own"
+    assert session(place, place) == alone
+    assert (session(4, text="more") == session(4)) and session(4) != session(5), "only the beginning counts"
+
+
+def test_without_anything_that_names_it_a_conversation_has_no_session() -> None:
+    fields = {"model": "m", "user": "", "prompt_cache_key": None}
+    body = check(msgspec.json.encode({**MINIMAL_BODY, **fields}), BodyRules())
+    assert session_of(("user", "prompt_cache_key", "header:x", "prefix:2048"), exchange(fields), body, "a") == ""
 
 
 async def test_a_group_is_served_by_its_channels_only(store_url: str, client: Client, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from gateway.base.errors import Refused
@@ -114,6 +116,28 @@ def test_a_second_refusal_of_one_account_tells_of_a_401_alone(
     assert credentials.all_refused("openai") == confirmed
     assert not credentials.another("a", "openai", "two", REFUSED_402)
     assert credentials.all_refused("openai")
+
+
+def test_a_conversation_keeps_its_credential_in_each_process_and_comes_back(clock: FakeClock) -> None:
+    keys = [f"key-{number}" for number in range(4)]
+    states = CredentialStates()
+    workers = Credentials(keys, states), Credentials(keys[::-1])
+    sessions = [f"session {number}" for number in range(400)]
+
+    def all_of(credentials: Credentials) -> dict[str, str]:
+        return {session: credentials.next("openai", "one", session) for session in sessions}
+
+    before = all_of(workers[0])
+    assert before == all_of(workers[0]) == all_of(workers[1]), "also where the file has them in another order"
+    assert all(70 < count < 130 for count in Counter(before.values()).values())
+    workers[0].refused("key-2", "openai")
+    moved = all_of(workers[0])
+    assert {session for session in sessions if moved[session] != before[session]} == {
+        session for session in sessions if before[session] == "key-2"
+    }
+    assert len({moved[session] for session in sessions if before[session] == "key-2"}) == 3, "over all others"
+    clock.now += SUSPENDED_S
+    assert all_of(workers[0]) == before
 
 
 def test_a_spent_credential_rests_until_told(clock: FakeClock) -> None:

@@ -5,13 +5,15 @@ The configuration is the chain, models, prices, groups, and the file. The file r
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
 
 from aiohttp import web
 
-from gateway.admin.actions import channels, served
+from gateway.admin.actions import channels, served, usage
 from gateway.admin.actions.channels import ChannelTest, ChannelTestResult, DisablingReason, Switch
+from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.pages.accounts import problem_of
 from gateway.admin.pages.now import TONES
 from gateway.admin.pages.view import Page, View, body
@@ -29,6 +31,9 @@ async def index(
     for name, model in config.models.items():
         for each in model.servings:
             serving.setdefault(each.use, []).append(name)
+    today = datetime.now(UTC).date().isoformat()
+    sums = await usage.summary(view.client, query=body(SumsQuery, by="channel", since=today))
+    cached = {line.channel: line.cached_tokens / line.prompt_tokens for line in sums.data if line.cached_tokens}
     return view.page(
         "channels.html",
         status,
@@ -37,6 +42,7 @@ async def index(
         serving=serving,
         tried=tried,
         tones=TONES,
+        cached=cached,
         problem=problem,
         opened=opened,
         form=view.form,
