@@ -193,7 +193,7 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
     header, *lines = run("usage", "summary", "--by", "day,token").splitlines()
     groups = ["day", "token_id", "requests", "completed", "prompt", "cached", "written", "output"]
     assert header.split() == [*groups, "charge", "cost", "margin", "unknown"]
-    sums = ["3", "3", "33", "4", "2", "123", "0.000246", "0.0001", "0.000023", "2"]
+    sums = ["3", "3", "33", "4", "(12.1", "%)", "2", "123", "0.000246", "0.0001", "0.000023", "2"]
     assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", *sums], ["total", *sums]]
 
 
