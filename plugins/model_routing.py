@@ -18,6 +18,8 @@ from gateway import (
     Candidate,
     ChannelBreaker,
     Exchange,
+    FallbackModel,
+    Operation,
     Plugin,
     Refused,
     Route,
@@ -26,6 +28,8 @@ from gateway import (
     model_not_found,
 )
 
+FALLS_BACK = (Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES, Operation.RESPONSES)
+"""The operations of which another model gives an answer of the same kind: not the vectors of another one."""
 PROMPT = ("tools", "system", "instructions", "messages", "input", "prompt")
 """The fields of a prompt, in the order in which upstreams read them."""
 
@@ -63,15 +67,32 @@ class ModelRouting(Plugin):
         if not self.catalogue.allows(caller, model):
             raise self._refusal(caller, model)
         session = ""
+        fallbacks: tuple[FallbackModel, ...] = ()
         draw: Callable[[Candidate], float] = _by_chance
         if (options := self.options.get(model)) is not None:
             session = session_of(options.affinity, exchange, body, caller.account)
-            draw = BySession(session)
+            draw = BySession(session) if session else draw
+            fallbacks = self._fallbacks(options.fallback, exchange, body, draw)
         tiers = self.catalogue.tiers(model, caller.group, operation)
         if not tiers:
             raise self._elsewhere(caller, model)
         candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
-        exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account), session)
+        exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account), session, fallbacks)
+
+    def _fallbacks(
+        self, names: Sequence[str], exchange: Exchange, body: Body, draw: Callable[[Candidate], float]
+    ) -> tuple[FallbackModel, ...]:
+        """Return the models to which the request may fall back: open to the caller, and able to do what it asks for."""
+        caller, operation = exchange[Caller], exchange.request.operation
+        if operation not in FALLS_BACK:
+            return ()
+        found: list[FallbackModel] = []
+        for name in names:
+            tiers = self.catalogue.tiers(name, caller.group, operation) if self.catalogue.allows(caller, name) else ()
+            if tiers and self.catalogue.can_serve(name, body):
+                candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
+                found.append(FallbackModel(name, candidates, self.catalogue.is_longer(name, body.model)))
+        return tuple(found)
 
     def _elsewhere(self, caller: Caller, model: str) -> Refused:
         served = " and ".join(f"POST /v1{path}" for path in self.catalogue.paths(model, caller.group))

@@ -134,17 +134,23 @@ class Quota(Plugin):
         return step
 
     async def on_failover(self, exchange: Exchange) -> None:
-        """Hold what a further attempt can cost, and what the failed ones may be billed. One that costs nothing adds nothing."""
+        """Hold what a further attempt can cost, and what the failed ones may be billed, at the price of the model that is tried.
+
+        An attempt that costs nothing adds nothing.
+        """
         hold = exchange.get(PlacedHold)
-        billed = exchange.usage.prompt_tokens
-        if hold is None or not billed:
+        if hold is None:
             return
-        full = await self._most(exchange, hold.price, billed)
+        body, billed = await exchange.body(), exchange.usage.prompt_tokens
+        price = self.catalogue.price(body.model, exchange[Caller].group) or hold.price
+        price = price.ordered(body.service_tier) if body.service_tier else price
+        if not billed and price == hold.price:
+            return
+        full = await self._most(exchange, price, billed)
         amount = self._amount(full)
         if amount > hold.amount:
-            body = await exchange.body()
-            await self._extend(exchange, hold, amount, self._floor(hold.price, billed + body.prompt_tokens_estimate))
-        hold.full = min(full, LARGEST_AMOUNT)
+            await self._extend(exchange, hold, amount, self._floor(price, billed + body.prompt_tokens_estimate))
+        hold.price, hold.full = price, min(full, LARGEST_AMOUNT)
 
     async def _extend(self, exchange: Exchange, hold: PlacedHold, amount: int, floor: int) -> None:
         if amount > LARGEST_AMOUNT:
@@ -249,7 +255,10 @@ class Quota(Plugin):
         if body.service_tier:
             price = price.ordered(body.service_tier)
         full, budgets = await self._most(exchange, price), self.calendar.budgets(caller)
-        return (price, full, budgets) if full or budgets else None
+        falls_back = (
+            full or budgets or self.catalogue.models[body.model].fallback
+        )  # perhaps to one that costs something
+        return (price, full, budgets) if falls_back else None
 
     def _served(self, exchange: Exchange, hold: PlacedHold) -> Price:
         """Return the price of the service tier that the answer names, where the request asked for one."""

@@ -396,7 +396,7 @@ def _row(model: str, explanation: Explanation) -> tuple[str, str, str]:
         message = explanation.refusal.message.rpartition("The reason: ")[2]
         return model, f"refused: {explanation.refusal.status} {explanation.refusal.code}", by + message
     if explanation.served:
-        first = next(choice for choice in explanation.channels if choice.verdict == "first")
+        first = next(choice for choice in explanation.channels if choice.verdict in ("first", "fallback"))
         return model, "served", f"by channel {first.channel}"
     return model, "not known", "no plugin with an `explain` chose a channel"
 

@@ -334,7 +334,8 @@ class Model(Section, frozen=True):
     `context_length`: how many tokens prompt and answer may have together, told to callers; None where it is not known.
     `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
     `affinity`: by what a conversation is known that stays with a channel and its credential; None: `AFFINITY` where cached tokens
-    have a price.
+    have a price. `fallback`: models that serve where no channel of this one is left. `cannot`: what the model cannot do, so that no
+    request that asks for it falls back to it.
     """
 
     channels: list[str | Serving]
@@ -352,6 +353,8 @@ class Model(Section, frozen=True):
     audio_tokens: MostTokens = AUDIO_TOKENS
     file_tokens: MostTokens = FILE_TOKENS
     affinity: tuple[str, ...] | None = None
+    fallback: tuple[str, ...] = ()
+    cannot: tuple[Literal["tools", "pictures"], ...] = ()
 
     def __post_init__(self) -> None:
         for key in self.affinity or ():
@@ -451,6 +454,7 @@ def _check_references(config: Config, parsed: Document) -> None:
             known = ", ".join(config.channels) or "none yet"
             raise parsed.wrong(key_path, f"there is no channel `{used}`; known: {known}")
     _check_aliases(config, parsed)
+    _check_fallbacks(config, parsed)
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
         if not NAME.fullmatch(entry.label):
@@ -476,6 +480,21 @@ def _check_references(config: Config, parsed: Document) -> None:
             check(value)
         except ValueError as error:
             raise parsed.wrong(key_path, str(error)) from None
+
+
+def _check_fallbacks(config: Config, parsed: Document) -> None:
+    for name, model in config.models.items():
+        for index, other in enumerate(model.fallback):
+            place = ("models", name, "fallback", index)
+            if other not in config.models:
+                hint = (
+                    "name the model itself, not its alias"
+                    if other in config.aliases
+                    else f"there is no model `{other}`"
+                )
+                raise parsed.wrong(place, hint)
+            if other == name or other in model.fallback[:index]:
+                raise parsed.wrong(place, "each model is tried once; leave this one out")
 
 
 def _check_aliases(config: Config, parsed: Document) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.base.amounts import MICROS
 from gateway.chat.prompt import PartTokens
-from gateway.chat.request import Body, BodyRules
+from gateway.chat.request import AUTO_TIER, Body, BodyRules
 from gateway.config.schema import AFFINITY, Config, Group, GroupBudgets, GroupLimits, Model, Port, time_zone
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
 from gateway.domain.prices import Price, price_of
@@ -30,9 +30,12 @@ Barrier = Literal["configuration", "group", "account", "token"]
 
 
 class RoutingOptions(msgspec.Struct, frozen=True):
-    """How requests for a model are routed beside weights and priorities: by what their conversation is known."""
+    """How requests for a model are routed beside weights and priorities: by what a conversation is known, and to which models a
+    request falls back.
+    """
 
     affinity: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
 
 
 class Catalogue:
@@ -146,13 +149,31 @@ class Catalogue:
         tiers |= {alias: tiers[model] for alias, model in self.aliases.items() if model in tiers}
         return BodyRules(port.allow_non_streaming, frozenset(port.allow_fields), tiers, self.aliases)
 
+    def can_serve(self, model: str, body: Body) -> bool:
+        """Return whether a model can do what a request asks for: its window, its service tier, tools and pictures."""
+        settings, tier = self.models[model], body.service_tier
+        window = settings.context_length
+        if window is not None and body.prompt_tokens_estimate + (body.max_tokens or 0) > window:
+            return False
+        if tier not in ("", AUTO_TIER, *(settings.service_tiers or ())):
+            return False
+        if "tools" in settings.cannot and not body.top.keys().isdisjoint(("tools", "functions")):
+            return False
+        return not ("pictures" in settings.cannot and body.prompt_bound.images)
+
+    def is_longer(self, model: str, other: str) -> bool:
+        """Return whether a model may take a prompt that is too long for another one."""
+        window, others = self.models[model].context_length, self.models[other].context_length
+        return window is None or others is None or window > others
+
     def prompt_tokens_bound(self, body: Body) -> int:
         """Return an upper bound of the input tokens of a body for a model of the file, by the bounds of its encoded parts."""
         return body.prompt_tokens_bound(self.part_tokens[body.model])
 
     def attempts(self, model: str) -> int:
         """Return how many upstream calls one request for `model` may cause at most."""
-        return min(MAX_ATTEMPTS, len(self.models[model].channels))
+        names = (model, *self.models[model].fallback)
+        return min(MAX_ATTEMPTS, sum(len(self.models[name].channels) for name in names))
 
     @property
     def longest_s(self) -> float:
@@ -170,7 +191,8 @@ class Catalogue:
         one = len(channels) == 1 and all(len(channel.credentials) < 2 for channel in channels.values())
         told = any(channel.session_header for channel in channels.values())
         affinity = (AFFINITY if model.cached_input is not None else ()) if model.affinity is None else model.affinity
-        return None if not affinity or (one and not told) else RoutingOptions(affinity)
+        options = RoutingOptions(() if one and not told else affinity, model.fallback)
+        return options if options.affinity or options.fallback else None
 
     def _added_tokens(self, model: Model) -> int:
         """Return the most tokens that the fields of one of the model's channels can add to a prompt."""

@@ -24,6 +24,8 @@ from gateway.operations.operation import Operation
 
 Fact = TypeVar("Fact")
 
+FALLBACK: Final = "fallback"
+"""In `changed_by` of a request that another model of the catalogue served, or should have."""
 LARGEST: Final = (1 << 63) - 1
 """What a record can have."""
 
@@ -221,6 +223,16 @@ class Exchange:
         if editor not in self.changed_by:
             self.changed_by += (editor,)
         return body
+
+    def serve_by(self, model: str) -> Body:
+        """Serve the request by another model of the catalogue, and return the body for it: no channel of the one before is left."""
+        if self._body is None:
+            raise RuntimeError("a request falls back before its body was read")
+        self.requested_model = self.requested_model or self.model
+        if FALLBACK not in self.changed_by:
+            self.changed_by += (FALLBACK,)
+        self._body, self.model = msgspec.structs.replace(self._body, model=model), model
+        return self._body
 
     @property
     def answer(self) -> Any:

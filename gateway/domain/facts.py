@@ -167,12 +167,25 @@ class Trace:
         return {}
 
 
+class FallbackModel(msgspec.Struct, frozen=True):
+    """A model that may serve a request where no channel of the one that was asked for is left.
+
+    `longer`: it may take a prompt that is too long for the other one.
+    """
+
+    model: str
+    candidates: tuple[Candidate, ...]
+    longer: bool
+
+
 class Route(msgspec.Struct, frozen=True):
     """The candidates, in the order in which they are tried. Provided by `model-routing`, required by the gateway.
 
-    `session`: a digest of the conversation, which stays with one credential of a channel; empty where it may change.
+    `session`: a digest of the conversation, which stays with one credential of a channel; empty where it may change. `fallbacks`:
+    the models that are tried where no candidate is left, in their order.
     """
 
     candidates: tuple[Candidate, ...]
     breaker: CircuitBreaker = CircuitBreaker()
     session: str = ""
+    fallbacks: tuple[FallbackModel, ...] = ()

@@ -1,5 +1,8 @@
 """The attempts of one exchange: the route's candidates in order, no channel twice, none after the first byte.
 
+Where no candidate is left, the models that the route names as fallbacks are tried, unless the upstream judged what the request
+contains. The last attempt is theirs.
+
 At most `MAX_ATTEMPTS` candidates are called, each only where the route's circuit breaker admits it, and after a failure only where
 the plugins let another one be called. Where none gave an answer, the caller gets the error of the last one.
 """
@@ -8,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
 
 from gateway.base.errors import Refused
 from gateway.chain.chain import Chain
@@ -26,6 +31,9 @@ from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.store.channels import CredentialStates
 
+SERVED_MODEL: Final = "x-served-model"
+VISIBLE: Final = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
+
 
 def _has_time(exchange: Exchange, channel: Channel) -> bool:
     """Return whether a call of a channel could still be answered within its `total`."""
@@ -43,6 +51,50 @@ def _note(failed: UpstreamFailure, exchange: Exchange, body: Body, candidate: Ca
         note(candidate, exchange.id, failed.error.code, failed.cool_s)
 
 
+def _without_channel(last: UpstreamFailure | None, refused: Refused) -> UpstreamFailure:
+    """Return the failure of a request of which no candidate can be called, or not any more."""
+    if last is None:
+        return UpstreamFailure(refused, final=True, no_channel=True)
+    last.error.unavailable |= refused.unavailable
+    return last
+
+
+def _fall_back(exchange: Exchange, route: Route, last: UpstreamFailure) -> Route | None:
+    """Let the next model serve that can; return its route, None where there is none."""
+    for index, other in enumerate(route.fallbacks):
+        if other.longer or not last.too_long:
+            exchange.serve_by(other.model)
+            exchange.response_headers[SERVED_MODEL] = quote(other.model, safe=VISIBLE)
+            return Route(other.candidates, route.breaker, route.session, route.fallbacks[index + 1 :])
+    return None
+
+
+def _take_back(exchange: Exchange, asked: Body) -> None:
+    """Let the exchange be one of the model that was asked for: no other has served it."""
+    exchange.response_headers.pop(SERVED_MODEL, None)
+    exchange.serve_by(asked.model)
+    if exchange.requested_model == asked.model:
+        exchange.requested_model = ""
+
+
+async def _error_of(
+    exchange: Exchange, route: Route, last: UpstreamFailure | None, asked: Body, *, gone: bool
+) -> Refused | CallerGone:
+    """Return the error of an exchange that no candidate has answered."""
+    if exchange.model != asked.model:
+        _take_back(exchange, asked)
+    if gone:
+        return CallerGone()
+    if last is None:
+        return Refused(404, "model_not_found", "Nothing serves this model.")
+    asked_s = last.error.retry_after_s or 0.0
+    if not (last.final or last.unfit) and (last.error.should_retry is not False or asked_s):
+        # A caller that retries earlier would be refused by the circuit breaker.
+        last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None
+    exchange.refused_by = last.plugin or exchange.refused_by
+    return last.error
+
+
 class Failover:
     """Calls the upstreams of an exchange until one of them has answered the caller."""
 
@@ -54,7 +106,7 @@ class Failover:
 
     async def run(self, exchange: Exchange, wire: WireFormat, chain: Chain, caller: CallerConnection) -> None:
         """Answer the caller from an upstream. Raises `Refused` when no candidate answered, `CallerGone` when the caller left."""
-        body = await exchange.body()
+        asked = body = await exchange.body()
         route = exchange[Route]
         untried = list(route.candidates)
         last: UpstreamFailure | None = None
@@ -66,37 +118,30 @@ class Failover:
             try:
                 candidate = await route.breaker.admit(untried, exchange.id)
             except Refused as refused:
-                if last is None:
-                    raise
-                last.error.unavailable = refused.unavailable
-                break
-            rest = untried[untried.index(candidate) + 1 :]
-            untried = [other for other in rest if other.name != candidate.name]
-            call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route)
-            try:
-                failed = await call.run(self._pool, self.relays)
-                if failed is None:
-                    return
-                _note(failed, exchange, body, candidate, route)
-                if last is None or not failed.unfit:
-                    last = failed
-                if failed.final:
-                    break
-                untried = [other for other in untried if _has_time(exchange, other.channel)]
-            finally:
-                call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
-                call.message.clear()
-                route.breaker.left(candidate, exchange.id)
-        if caller.gone:
-            raise CallerGone
-        if last is None:
-            raise Refused(404, "model_not_found", "Nothing serves this model.")
-        asked_s = last.error.retry_after_s or 0.0
-        if not (last.final or last.unfit) and (last.error.should_retry is not False or asked_s):
-            # A caller that retries earlier would be refused by the circuit breaker.
-            last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None
-        exchange.refused_by = last.plugin or exchange.refused_by
-        raise last.error
+                last, untried = _without_channel(last, refused), []
+            else:
+                rest = untried[untried.index(candidate) + 1 :]
+                untried = [other for other in rest if other.name != candidate.name]
+                call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route)
+                try:
+                    failed = await call.run(self._pool, self.relays)
+                    if failed is None:
+                        return
+                    _note(failed, exchange, body, candidate, route)
+                    if last is None or not failed.unfit:
+                        failed.error.unavailable |= last.error.unavailable if last is not None else {}
+                        last = failed
+                    untried = [] if failed.final else [other for other in untried if _has_time(exchange, other.channel)]
+                finally:
+                    call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
+                    call.message.clear()
+                    route.breaker.left(candidate, exchange.id)
+            if route.fallbacks and (not untried or len(exchange.attempts) == MAX_ATTEMPTS - 1) and last.may_fall_back:
+                other_route = _fall_back(exchange, route, last)
+                if other_route is not None:
+                    route, body = other_route, await exchange.body()
+                    untried = [other for other in route.candidates if _has_time(exchange, other.channel)]
+        raise await _error_of(exchange, route, last, asked, gone=caller.gone)
 
     def stop_relays(self) -> None:
         """End every relay in progress, with the error event."""

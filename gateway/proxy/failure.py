@@ -50,6 +50,15 @@ _SPENT: Final = re.compile(
 """What a 402 says where nothing is left to spend. Other ones ask for fewer tokens, as OpenRouter's do."""
 _SPENT_AT_ANTHROPIC: Final = "Your credit balance is too low"
 """The beginning of a 400. Only the beginning counts: what follows may quote the caller."""
+TOO_LONG_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
+_TOO_LONG: Final = re.compile(
+    r"maximum (context|prompt) length is|maximum model length of|exceeds? (the |its |)(maximum |model's |available )*context"
+    r"|longer than the model's context length|prompt is too long|input is too long for requested model"
+    r"|input token count .{0,40}exceeds the maximum|too large for model with .{0,40}maximum context length"
+    r"|tokens \+ `max_new_tokens` must be|number of tokens in the prompt cannot exceed|exceed context limit",
+    re.IGNORECASE,
+)
+"""What OpenAI, Anthropic, Gemini, Mistral, Bedrock, xAI, Cohere, Together, Fireworks, vLLM, SGLang, llama.cpp and Ollama say."""
 MAX_WORDS_READ: Final = 4096
 MOST_WORDS: Final = 300
 """Characters that are kept of an upstream's own words."""
@@ -69,7 +78,8 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     `error`: what the caller is told if no other candidate answers. `final`: no other candidate is called. `maybe_billed`: the
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
     so. `credential_refused`: the upstream refused the gateway's credential. `spent`: it has nothing left to spend. `forbidden`: it
-    refused the credential or what the request contains. `not_the_request`: no request can cause this. `unfit`: the request cannot
+    refused the credential or what the request contains. `too_long`: the prompt is longer than the model's window. `no_channel`: no
+    candidate could be called. `not_the_request`: no request can cause this. `unfit`: the request cannot
     be said in the upstream's dialect, and was not sent. `why`: the status with which a credential was refused. `plugin`: the one
     whose dialect failed. `said`: the upstream's own words, for operators.
     """
@@ -81,11 +91,18 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     credential_refused: bool = False
     spent: bool = False
     forbidden: bool = False
+    too_long: bool = False
+    no_channel: bool = False
     not_the_request: bool = False
     unfit: bool = False
     why: str = ""
     plugin: str = ""
     said: UpstreamWords = NOTHING_SAID
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether another model may serve the request: the upstream did not judge its content."""
+        return self.too_long or self.no_channel or not (self.final or self.unfit or self.why == "403")
 
 
 def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
@@ -101,7 +118,7 @@ def _of_answer(status: int, headers: Mapping[str, str], detail: Mapping[str, str
         why = f"{status}, nothing is left to spend"
         return UpstreamFailure(_auth_failed(), credential_refused=True, spent=True, why=why)
     if status in REQUEST_FAULT:
-        return UpstreamFailure(_passed_on(status, detail, advice), final=True)
+        return UpstreamFailure(_passed_on(status, detail, advice), final=True, too_long=is_too_long(detail))
     if status == 401:
         return UpstreamFailure(_auth_failed(), cool_s=0, credential_refused=True, why="401")
     if status in (402, 403):
@@ -144,6 +161,12 @@ def is_spent(status: int, detail: Mapping[str, str]) -> bool:
     return (status == 402 and bool(_SPENT.search(message))) or (
         status == 400 and message.startswith(_SPENT_AT_ANTHROPIC)
     )
+
+
+def is_too_long(detail: Mapping[str, str]) -> bool:
+    """Return whether an error says that the prompt is longer than the model's window."""
+    named = TOO_LONG_CODES.isdisjoint((detail.get("code"), detail.get("type")))
+    return not named or bool(_TOO_LONG.search(detail.get("message", "")))
 
 
 def words_of(detail: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamWords:

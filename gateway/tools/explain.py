@@ -50,7 +50,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class ChannelChoice(msgspec.Struct, frozen=True):
-    """One channel. The order is drawn anew for each request. `spare`: called if the channels before it fail.
+    """One channel. The order is drawn anew for each request. `spare`: called if the channels before it fail. `fallback`: with
+    another model, where no channel of the one that was asked for is left.
 
     `cost`: what it bills, as far as that is known, for a prompt of the estimated length. `request`: what is special about its
     requests, without secrets.
@@ -58,7 +59,7 @@ class ChannelChoice(msgspec.Struct, frozen=True):
 
     channel: str
     model: str
-    verdict: Literal["first", "spare", "left out"]
+    verdict: Literal["first", "spare", "fallback", "left out"]
     text: str = ""
     cost: dict[str, Any] = {}
     request: str = ""
@@ -115,8 +116,8 @@ async def explain(
     explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
         usage = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
-        explanation.channels = await _choices(route, usage)
-        explanation.served = any(choice.verdict == "first" for choice in explanation.channels)
+        explanation.channels = [*await _choices(route, usage), *_fallbacks(route, usage)]
+        explanation.served = any(choice.verdict in ("first", "fallback") for choice in explanation.channels)
         if not explanation.served and explanation.refusal is None:
             explanation.refusal = ExplainedRefusal(
                 "", 503, "model_unavailable", "No channel can serve this model at the moment."
@@ -173,6 +174,22 @@ async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:
         if not why_not:
             available.add(candidate.name)
     return choices if available else await _last_resorts(route, choices)
+
+
+def _fallbacks(route: Route, asked: Usage) -> list[ChannelChoice]:
+    """Return the channels of the models to which the request falls back, in their order."""
+    return [
+        ChannelChoice(
+            candidate.name,
+            candidate.model,
+            "fallback",
+            f"as {other.model}, at its price, where no channel above is left",
+            {} if candidate.cost is None else candidate.cost.record(asked),
+            candidate.channel.request_in_words,
+        )
+        for other in route.fallbacks
+        for candidate in other.candidates
+    ]
 
 
 async def _last_resorts(route: Route, choices: list[ChannelChoice]) -> list[ChannelChoice]:

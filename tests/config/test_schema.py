@@ -80,7 +80,8 @@ WRONG = {
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
-    "known here: affinity, audio_tokens, cache_write, cached_input, channels, context_length, file_tokens, free, image_tokens, input, "
+    "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, context_length, fallback, file_tokens, "
+    "free, image_tokens, input, "
     "max_output_tokens, "
     "output, request, service_tiers, tiers",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
@@ -100,7 +101,8 @@ WRONG = {
     "groups: {g: {models: [4]}}": "1: groups.g.models[0]: must be text, not a whole number; put it in quotes",
     "models: {m: {input: 2026-01-01, output: 1, channels: [a]}}": "1: models.m.input: must be a number, such as 0.15",
     "models: {m: {input: 0,15, output: 1, channels: [a]}}": "1: models.m.15: unknown setting; "
-    "known here: affinity, audio_tokens, cache_write, cached_input, channels, context_length, file_tokens, free, image_tokens, input, "
+    "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, context_length, fallback, file_tokens, "
+    "free, image_tokens, input, "
     "max_output_tokens, "
     "output, request, service_tiers, tiers",
     # Sections that are there and empty

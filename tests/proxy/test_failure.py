@@ -124,6 +124,49 @@ def test_the_upstreams_own_words_are_kept_for_operators(text: bytes, message: st
     assert (said.message.rstrip(), said.code) == (message, code)
 
 
+TOO_LONG = [
+    (400, {"code": "context_length_exceeded", "message": "Too much."}),
+    (400, {"message": "This model's maximum context length is 8192 tokens. However, your messages have 9001 tokens."}),
+    (400, {"message": "prompt is too long: 210018 tokens > 200000 maximum"}),
+    (400, {"message": "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"}),
+    (400, {"message": "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."}),
+    (
+        400,
+        {
+            "message": "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length"
+        },
+    ),
+    (400, {"message": "Input is too long for requested model."}),
+    (400, {"message": "This model's maximum prompt length is 131072 but the request contains 200000 tokens."}),
+    (400, {"message": "too many tokens: total number of tokens in the prompt cannot exceed 4081"}),
+    (422, {"message": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193."}),
+    (400, {"message": "The decoder prompt (length 5000) is longer than the maximum model length of 4096."}),
+    (400, {"message": "The input (5000 tokens) is longer than the model's context length (4096 tokens)."}),
+    (400, {"type": "exceed_context_size_error", "message": "the request exceeds the available context size"}),
+    (400, {"message": "the input length exceeds the context length"}),
+]
+
+
+@pytest.mark.parametrize(("status", "error"), TOO_LONG)
+def test_a_prompt_that_is_too_long_may_be_served_by_another_model(status: int, error: dict[str, str]) -> None:
+    result = of_answer(status, JSON, body(**error), KEYS)
+    assert (result.final, result.too_long, result.may_fall_back) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "max_tokens is too large"),
+        (422, "messages is too short"),
+        (404, "no such model"),
+        (403, "flagged"),
+        (413, ""),
+    ],
+)
+def test_no_other_model_serves_what_an_upstream_has_judged(status: int, message: str) -> None:
+    assert not of_answer(status, JSON, body(message=message), KEYS).may_fall_back
+
+
 @pytest.mark.parametrize("status", [402, 403])
 def test_a_402_or_403_may_be_about_the_request(status: int) -> None:
     result = of_answer(status, JSON, body(message="flagged by key-one"), KEYS)
