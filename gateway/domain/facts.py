@@ -145,6 +145,9 @@ class CircuitBreaker:
         """Note that the call failed for a reason that no request can cause, such as a refused connection or credential."""
         self.failed(candidate, request_id, code, cool_s)
 
+    def starting(self, candidate: Candidate) -> None:
+        """Note that the upstream loads its model: no failure, but others are preferred."""
+
     async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
         """Return how long the caller is to wait before it retries; 0 for no wait. The upstream asks for `asked_s`."""
         return asked_s

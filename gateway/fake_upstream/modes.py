@@ -39,6 +39,7 @@ REFUSALS: Final = {
     500: ("server_error", "The server had an error."),
     503: ("overloaded", "The server is overloaded."),
 }
+LOADING: Final = error("", "Loading model", type="unavailable_error")
 FAILURE: Final = error("server_error", "The server had an error.", type="server_error")
 
 
@@ -237,6 +238,12 @@ async def gzipped(call: Completion) -> web.StreamResponse:
         content_type="text/event-stream",
         headers={"Content-Encoding": "gzip"},
     )
+
+
+@mode("loading")
+async def loading(call: Completion) -> web.StreamResponse:
+    """Refuse with 503 as llama.cpp does while it loads a model."""
+    return refusal(503, LOADING, {})
 
 
 @mode("redirect")

@@ -9,6 +9,7 @@ the plugins let another one be called. Where none gave an answer, the caller get
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import Final
@@ -32,6 +33,8 @@ from gateway.proxy.relay import Relay
 from gateway.store.channels import CredentialStates
 
 SERVED_MODEL: Final = "x-served-model"
+STARTING_S: Final = 0.5
+"""How long is waited until an upstream that loads its model is asked again, where no other can serve."""
 VISIBLE: Final = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 
 
@@ -40,13 +43,20 @@ def _has_time(exchange: Exchange, channel: Channel) -> bool:
     return time.monotonic() < exchange.started + channel.timers.total
 
 
+def _can_wait(exchange: Exchange, channel: Channel) -> bool:
+    """Return whether an upstream that loads its model may be asked again within its `first_byte`, counted from the arrival."""
+    return time.monotonic() + STARTING_S < exchange.started + channel.timers.first_byte
+
+
 def _note(failed: UpstreamFailure, exchange: Exchange, body: Body, candidate: Candidate, route: Route) -> None:
     """Note a failed attempt in the exchange and, where that may be the channel's fault, with the circuit breaker."""
     attempt = exchange.attempts[-1]
     attempt.error, attempt.failed, attempt.said = failed.error.code, time.monotonic(), failed.said
     if failed.maybe_billed and attempt.usage.source == "none":
         attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
-    if not (failed.final or failed.unfit):
+    if failed.starting:
+        route.breaker.starting(candidate)
+    elif not (failed.final or failed.unfit):
         note = route.breaker.unusable if failed.not_the_request else route.breaker.failed
         note(candidate, exchange.id, failed.error.code, failed.cool_s)
 
@@ -132,6 +142,10 @@ class Failover:
                         failed.error.unavailable |= last.error.unavailable if last is not None else {}
                         last = failed
                     untried = [] if failed.final else [other for other in untried if _has_time(exchange, other.channel)]
+                    if failed.starting and not (untried or route.fallbacks) and _can_wait(exchange, candidate.channel):
+                        await asyncio.sleep(STARTING_S)
+                        exchange.attempts.pop()  # it counts as one: nothing was worked on
+                        untried = [candidate]
                 finally:
                     call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
                     call.message.clear()

@@ -59,6 +59,8 @@ _TOO_LONG: Final = re.compile(
     re.IGNORECASE,
 )
 """What OpenAI, Anthropic, Gemini, Mistral, Bedrock, xAI, Cohere, Together, Fireworks, vLLM, SGLang, llama.cpp and Ollama say."""
+_STARTING: Final = re.compile(r"\bloading\b|\bis (still )?starting|warming up|not (yet )?ready", re.IGNORECASE)
+"""What llama.cpp, SGLang, TGI and Hugging Face say in a 503 while they load a model."""
 MAX_WORDS_READ: Final = 4096
 MOST_WORDS: Final = 300
 """Characters that are kept of an upstream's own words."""
@@ -79,9 +81,9 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
     so. `credential_refused`: the upstream refused the gateway's credential. `spent`: it has nothing left to spend. `forbidden`: it
     refused the credential or what the request contains. `too_long`: the prompt is longer than the model's window. `no_channel`: no
-    candidate could be called. `not_the_request`: no request can cause this. `unfit`: the request cannot
-    be said in the upstream's dialect, and was not sent. `why`: the status with which a credential was refused. `plugin`: the one
-    whose dialect failed. `said`: the upstream's own words, for operators.
+    candidate could be called. `starting`: the upstream loads the model. `not_the_request`: no request can cause this. `unfit`: the
+    request cannot be said in the upstream's dialect, and was not sent. `why`: the status with which a credential was refused.
+    `plugin`: the one whose dialect failed. `said`: the upstream's own words, for operators.
     """
 
     error: Refused
@@ -93,6 +95,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     forbidden: bool = False
     too_long: bool = False
     no_channel: bool = False
+    starting: bool = False
     not_the_request: bool = False
     unfit: bool = False
     why: str = ""
@@ -136,6 +139,11 @@ def _of_answer(status: int, headers: Mapping[str, str], detail: Mapping[str, str
             should_retry=advice,
         )
         return UpstreamFailure(error, cool_s=wait_s or 0)
+    if status == 503 and _STARTING.search(f"{detail.get('message', '')} {detail.get('type', '')}"):
+        text = "The upstream of this model is starting. Retry shortly, or choose another model."
+        return UpstreamFailure(
+            Refused(503, "model_unavailable", text, type="upstream_error", retry_after_s=wait_s or 1), starting=True
+        )
     error = failed("The upstream failed to answer. Retry later or choose another model.")
     error.retry_after_s, error.should_retry = wait_s, advice
     return UpstreamFailure(error, cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)

@@ -194,6 +194,10 @@ class ChannelBreaker:
         self._channels[candidate.name].failed(request_id, code, cool_s, account, began=began)
         self._changed.set()
 
+    def starting(self, candidate: Candidate) -> None:
+        self._channels[candidate.name].report.starting = True
+        self._changed.set()
+
     def left(self, candidate: Candidate, request_id: str) -> None:
         """Note that a call is over."""
         local = self._channels[candidate.name]
@@ -312,6 +316,9 @@ class AccountBreaker(CircuitBreaker):
         self._succeeding = False
         self._health.failed(candidate, request_id, code, cool_s)
 
+    def starting(self, candidate: Candidate) -> None:
+        self._health.starting(candidate)
+
     async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
         return await self._health.wait_s(candidates, self._account, asked_s)
 
@@ -346,6 +353,8 @@ class LocalChannel(msgspec.Struct):
             return 0.0, False
         if status.condition in CLOSED:
             return MAX_RETRY_AFTER_S, True
+        if status.condition is Condition.STARTING:
+            return 1.0, False
         passed_s = time.monotonic() - self.status_at
         own = status.accounts.get(account) or AccountCoolDown()
         of_all, of_account = status.cool_ms / 1000 - passed_s, own.cool_ms / 1000 - passed_s

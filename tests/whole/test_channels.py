@@ -373,3 +373,44 @@ async def test_a_channel_whose_credentials_are_all_refused_cools(
         await ask(gateway.port, chat(token))
         await wait_until(lambda: status_of(gateway, "c0").shown is Condition.NO_CREDENTIAL)
         assert await charged(gateway) == 0
+
+
+async def test_an_upstream_that_loads_its_model_is_waited_for_and_closes_nothing(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    loading: list[Step] = [
+        full_response("503 No", b'{"error": {"message": "Loading model", "type": "unavailable_error"}}')
+    ]
+    async with (
+        Scripted(loading, loading, GOOD) as upstream,
+        running(yaml(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        call = asyncio.create_task(ask(gateway.port, chat(await gateway.token())))
+        await until(gateway, "c0", Condition.STARTING)
+        answer = await call
+        record = await last_end_record(gateway)
+        await until(gateway, "c0", Condition.HEALTHY)
+    assert (answer.status, answer.body, len(upstream.requests)) == (200, PASSED, 3)
+    assert [(each.channel, each.error) for each in record.attempts] == [("c0", "")]
+
+
+async def test_while_an_upstream_loads_its_model_others_serve(store_url: str, client: Client, tmp_path: Path) -> None:
+    loading: list[Step] = [full_response("503 No", b'{"error": {"message": "Model is loading"}}')]
+    async with gateway_with(tmp_path, store_url, loading, GOOD) as (gateway, (first, second)):
+        token = await gateway.token()
+        assert (await ask(gateway.port, chat(token))).status == 200
+        await until(gateway, "c0", Condition.STARTING)
+        for _ in range(3):
+            assert (await ask(gateway.port, chat(token))).status == 200
+        assert (len(first.requests), len(second.requests)) == (1, 4)
+
+
+async def test_an_upstream_that_loads_for_longer_than_its_first_byte_is_unavailable(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    loading: list[Step] = [full_response("503 No", b'{"error": {"message": "Model is loading"}}', "Retry-After: 3")]
+    async with gateway_with(tmp_path, store_url, loading, each=", timers: {first_byte: 1}") as (gateway, _):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        record = await last_end_record(gateway)
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "3")
+    assert (record.outcome, record.attempts[0].message) == (Outcome.UPSTREAM_FAILED, "Model is loading")
