@@ -26,6 +26,7 @@ from gateway.store.channels import Channels
 from gateway.store.client.client import Client
 from gateway.store.client.durability import Masters
 from gateway.store.external_ids import ExternalIds
+from gateway.store.kept_ids import KeptIds
 from gateway.store.limits import RateLimiter
 from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Wallet
@@ -70,6 +71,7 @@ class Store:
         self.tokens = Tokens(client, PepperSource.of(config.data_path))
         self.limits = RateLimiter(client)
         self.channels = Channels(client)
+        self.kept_ids = KeptIds(client)
         self.alerts = Alerts(client, self.channels, config.alerts)
         self.channels.on_status = self.alerts.channel_states
         self.channels.credentials.on_refused = self.alerts.credential_refused

@@ -331,7 +331,8 @@ class Serving(Section, frozen=True):
 class Model(Section, frozen=True):
     """A model that callers may request, with its prices.
 
-    `context_length`: how many tokens prompt and answer may have together, told to callers; None where it is not known.
+    `context_length`: how many tokens prompt and answer may have together, told to callers, and held for a conversation that
+    an upstream keeps and of which it told no tokens; None where it is not known.
     `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
     `affinity`: by what a conversation is known that stays with a channel and its credential; None: `AFFINITY` where cached tokens
     have a price. `fallback`: models that serve where no channel of this one is left. `cannot`: what the model cannot do, so that no

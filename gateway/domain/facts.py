@@ -100,7 +100,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """A channel that may serve the request, and the model's name there.
 
     `max_output_tokens`: how many output tokens one choice may have where the caller sets no limit; None for no limit. `cost`: what
-    the channel bills for the model, None where it is not known.
+    the channel bills for the model, None where it is not known. `credential`: the fingerprint of the only one that may be used, of
+    a conversation that it made.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Candidate(msgspec.Struct, frozen=True):
     model: str
     max_output_tokens: int | None = None
     cost: Price | None = None
+    credential: str = ""
 
 
 class CircuitBreaker:

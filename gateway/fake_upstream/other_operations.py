@@ -18,6 +18,8 @@ from gateway.fake_upstream.modes import REFUSALS
 
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
 DIMENSIONS: Final = 8
+MOST_KEPT: Final = 1_000
+"""Responses that are kept."""
 
 
 class NamedEvents(EventSourceResponse):
@@ -85,12 +87,31 @@ class MessageCompletion(TypedCompletion):
         return message | {"content": content, "stop_sequence": None}
 
 
-class ResponseBody(ChatBody):
-    """The body of a response: only the fields that the answer depends on."""
+class GivenItem(ChatMessage):
+    """An item of the input: a message, or anything else."""
 
-    messages: list[ChatMessage] = msgspec.field(default_factory=list)
-    input: str | list[ChatMessage] = ""
+    role: str = ""
+    type: str = ""
+    id: str = ""
+    encrypted_content: str | None = None
+
+    @property
+    def refers(self) -> bool:
+        """Whether it names an item that is kept."""
+        return self.type == "item_reference" or bool(
+            self.id and self.type in ("", "reasoning") and not (self.encrypted_content or self.content)
+        )
+
+
+class ResponseBody(ChatBody):
+    """The body of a response: only the fields that the answer depends on. `before`: the tokens of what it names."""
+
+    messages: list[Any] = msgspec.field(default_factory=list)
+    input: str | list[GivenItem] = ""
     max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    before: int = 0
 
     def __post_init__(self) -> None:
         self.messages = [ChatMessage("user", self.input)] if isinstance(self.input, str) else self.input
@@ -99,6 +120,13 @@ class ResponseBody(ChatBody):
 
 class ResponseCompletion(TypedCompletion):
     """One response."""
+
+    chat: ResponseBody
+
+    def __init__(self, request: web.Request, chat: ResponseBody, *, pace_s: float, words: str | None) -> None:
+        super().__init__(request, chat, pace_s=pace_s, words=words)
+        self.item_id = f"msg_{self._id.removeprefix('chatcmpl-')}"
+        self._id = f"resp_{self._id.removeprefix('chatcmpl-')}"
 
     def whole(self) -> dict[str, object]:
         """Return the response as one JSON object."""
@@ -114,14 +142,16 @@ class ResponseCompletion(TypedCompletion):
             delta = choice["delta"]
             if "role" in delta:
                 yield _event("response.created", response=self._response("in_progress", None))
-                item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+                item: dict[str, Any] = {"id": self.item_id, "type": "message", "role": "assistant"}
+                item |= {"status": "in_progress", "content": []}
                 yield _event("response.output_item.added", output_index=0, item=item)
                 part = {"type": "output_text", "text": "", "annotations": []}
-                yield _event("response.content_part.added", item_id="msg_1", output_index=0, content_index=0, part=part)
+                place = {"item_id": self.item_id, "output_index": 0, "content_index": 0}
+                yield _event("response.content_part.added", **place, part=part)
             if thought := delta.get("reasoning_content"):
                 yield _event("response.reasoning_summary_text.delta", delta=thought)
             if text := delta.get("content"):
-                place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+                place = {"item_id": self.item_id, "output_index": 0, "content_index": 0}
                 yield _event("response.output_text.delta", **place, delta=text)
             if choice["finish_reason"] is not None:
                 status = "completed" if choice["finish_reason"] == "stop" else "incomplete"
@@ -131,15 +161,66 @@ class ResponseCompletion(TypedCompletion):
 
     def _usage(self) -> dict[str, int]:
         usage = self.usage()
-        told = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
-        return {**told, "total_tokens": usage["total_tokens"]}
+        told = {"input_tokens": usage["prompt_tokens"] + self.chat.before, "output_tokens": usage["completion_tokens"]}
+        return {**told, "total_tokens": usage["total_tokens"] + self.chat.before}
 
     def _response(self, status: str, usage: dict[str, int] | None) -> dict[str, Any]:
         part = {"type": "output_text", "text": " ".join(self.words), "annotations": []}
-        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        item = {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
         output = [] if usage is None else [item]
         made = {"id": self._id, "object": "response", "created_at": self._created, "status": status}
         return {**made, "model": self.chat.model, "output": output, "usage": usage}
+
+
+class KeptResponses:
+    """The latest responses, which may be named by their ids and those of their items."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, dict[str, Any]] = {}
+        self._inputs: dict[str, object] = {}
+        self._items: dict[str, int] = {}
+
+    def look_up(self, body: ResponseBody) -> None:
+        """Add the tokens of what a body names. Raises `KeyError` with the first id that is not kept."""
+        if body.previous_response_id is not None:
+            body.before += self._responses[body.previous_response_id]["usage"]["total_tokens"]
+        if not isinstance(body.input, str):
+            body.before += sum(self._items[item.id] for item in body.input if item.refers)
+
+    def keep(self, made: ResponseCompletion) -> None:
+        """Keep a response, unless it is not to be stored."""
+        if made.chat.store is not False:
+            whole = made.whole()
+            name = str(whole["id"])
+            self._responses[name], self._inputs[name] = whole, made.chat.input
+            self._items[made.item_id] = len(made.words)
+            for kept in (self._responses, self._inputs, self._items):
+                if len(kept) > MOST_KEPT:
+                    del kept[next(iter(kept))]
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer a request about one of them."""
+        name = request.match_info["name"]
+        if name not in self._responses:
+            return _not_found(f"Response with id '{name}' not found.")
+        if request.path.endswith("/cancel"):
+            return refusal(400, error("invalid_request", "Cannot cancel a synchronous response."))
+        if request.path.endswith("/input_items"):
+            items = {"object": "list", "data": self._inputs[name], "has_more": False}
+            return web.Response(body=msgspec.json.encode(items), content_type="application/json")
+        if request.method == "DELETE":
+            del self._responses[name]
+            return web.json_response({"id": name, "object": "response", "deleted": True})
+        return web.json_response(self._responses[name])
+
+
+def not_kept(name: str) -> web.Response:
+    """Return the refusal of a body that names what is not kept."""
+    return _not_found(f"Item with id '{name}' not found.")
+
+
+def _not_found(text: str) -> web.Response:
+    return refusal(404, error("not_found", text))
 
 
 class PromptBody(ChatBody):

@@ -17,12 +17,14 @@ from gateway.fake_upstream.completion import ChatBody, Completion, error, refusa
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
 from gateway.fake_upstream.other_operations import (
     GivenTexts,
+    KeptResponses,
     MessageCompletion,
     PromptBody,
     ResponseBody,
     ResponseCompletion,
     TextCompletion,
     counted,
+    not_kept,
     read_texts,
 )
 
@@ -80,6 +82,7 @@ class FakeUpstream:
         self._host = host
         self._port = port
         self._answers: set[asyncio.Task[object]] = set()
+        self._kept = KeptResponses()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -100,7 +103,11 @@ class FakeUpstream:
         app.router.add_post("/v1/chat/completions", partial(self._complete, Completion, ChatBody))
         app.router.add_post("/v1/messages", partial(self._complete, MessageCompletion, ChatBody))
         app.router.add_post("/v1/messages/count_tokens", partial(self._count, ChatBody, "message_tokens"))
-        app.router.add_post("/v1/responses", partial(self._complete, ResponseCompletion, ResponseBody))
+        app.router.add_post("/v1/responses", self._respond)
+        for path in ("", "/input_items"):
+            app.router.add_get(f"/v1/responses/{{name}}{path}", self._kept.answer)
+        app.router.add_delete("/v1/responses/{name}", self._kept.answer)
+        app.router.add_post("/v1/responses/{name}/cancel", self._kept.answer)
         app.router.add_post("/v1/responses/compact", partial(self._complete, ResponseCompletion, ResponseBody))
         app.router.add_post("/v1/responses/input_tokens", partial(self._count, ResponseBody, "response.input_tokens"))
         app.router.add_post("/v1/completions", partial(self._complete, TextCompletion, PromptBody))
@@ -177,6 +184,19 @@ class FakeUpstream:
                 cached = words
             self._seen.add((credential, text))
         return cached
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = msgspec.json.decode(await request.read(), type=ResponseBody)
+            self._kept.look_up(body)
+        except msgspec.DecodeError as wrong:
+            return refusal(400, error("invalid_request", str(wrong)))
+        except KeyError as missing:
+            return not_kept(missing.args[0])
+        made = ResponseCompletion(request, body, pace_s=self.pace_s, words=self._words)
+        if not self.mode.isdecimal():
+            self._kept.keep(made)
+        return await ANSWERS[self.mode](made)
 
     async def _count(self, body: type[ChatBody], kind: str, request: web.Request) -> web.StreamResponse:
         try:

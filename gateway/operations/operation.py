@@ -38,6 +38,7 @@ class Operation(StrEnum):
     RESPONSES = "responses", ResponsesFormat()
     RESPONSE_TOKENS = "responses.tokens", InputTokensFormat()
     RESPONSES_COMPACT = "responses.compact", CompactFormat()
+    STORED_RESPONSES = "responses.stored"
     MODELS = "models"
     ACCOUNT = "account"
     LEDGER = "ledger"

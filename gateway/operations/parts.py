@@ -12,6 +12,8 @@ from gateway.chat.usage import BYTES_PER_TOKEN
 IMAGE, SOUND, FILE = range(3)
 SOME: Final = 256
 """Parts that are counted without a pause."""
+MOST_REFERENCES: Final = 1000
+"""Ids of what an upstream keeps that one request may name."""
 MOST_LEVELS: Final = 4
 """Levels of parts within parts. Each is read once more, so that deeper ones would take time without end."""
 
@@ -25,6 +27,15 @@ class Parts:
         self.allowed = allowed
         self.counts = [0, 0, 0]
         self.encoded = 0
+        self.refers: dict[str, None] = {}
+        """The ids that are named of what an upstream keeps."""
+
+    def refer(self, name: str) -> None:
+        """Note an id. Raises `Refused` for too many."""
+        self.refers[name] = None
+        if len(self.refers) > MOST_REFERENCES:
+            text = f"The body names more than {MOST_REFERENCES} items by their ids. Send the conversation as 'input'."
+            raise Refused(400, "invalid_request", text, param="input")
 
     def add(self, kind: int, encoded: int = 0) -> None:
         """Count a picture, sound or file, of whose bytes only a decoder can read so many. Raises `Refused` for too many."""

@@ -17,6 +17,10 @@ from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEve
 ENDS: Final = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 NO_TEXT: Final = ("response.audio.delta",)
 """Deltas in base64."""
+ADDED: Final = "response.output_item.added"
+ITEMS: Final = "items"
+MOST_ITEMS: Final = 200
+"""Items of one answer whose ids are kept."""
 
 
 class _Response(msgspec.Struct):
@@ -24,10 +28,16 @@ class _Response(msgspec.Struct):
     model: msgspec.Raw = NULL
     usage: msgspec.Raw = NULL
     service_tier: msgspec.Raw = NULL
+    output: msgspec.Raw = NULL
+
+
+class _WithId(msgspec.Struct):
+    id: msgspec.Raw = NULL
 
 
 class _Event(TypedEvent):
     response: msgspec.Raw = NULL
+    item: msgspec.Raw = NULL
     delta: msgspec.Raw = NULL
     sequence_number: msgspec.Raw = NULL
 
@@ -35,6 +45,8 @@ class _Event(TypedEvent):
 NO_EVENT: Final = _Event()
 _event = msgspec.json.Decoder(_Event)
 _response = msgspec.json.Decoder(_Response)
+_item = msgspec.json.Decoder(_WithId)
+_items = msgspec.json.Decoder(list[_WithId])
 _number = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)])
 
 
@@ -55,9 +67,13 @@ class ResponseEvents(TypedEvents):
             self.told["sequence_number"] = number
         if said.type.endswith(".delta") and said.type not in NO_TEXT and (size := text_size(said.delta)):
             self.output.add_unread(max(size, BYTES_PER_TOKEN))
+        if said.type == ADDED and (item := part(_item, said.item)) is not None:
+            self.told[ITEMS] = (*self.told.get(ITEMS, ()), *ids_of([item]))[:MOST_ITEMS]
         response, ends = part(_response, said.response), self._is_end(said)
         if ends:
             self._finished_choices = FINISHED
+            if response is not None and ITEMS not in self.told:
+                self.told[ITEMS] = item_ids(response.output)
         if response is not None:
             self.completion_id = self.completion_id or id_text(bytes(response.id))
             self.told.setdefault("model", id_text(bytes(response.model)))
@@ -72,3 +88,13 @@ class WatchedResponseEvents(WatchedEvents, ResponseEvents):
     """The same, of which the last events may be withdrawn."""
 
     __slots__ = ()
+
+
+def item_ids(output: msgspec.Raw) -> tuple[str, ...]:
+    """Return the ids of the items of an answer."""
+    return ids_of(part(_items, output) or [])
+
+
+def ids_of(items: list[_WithId]) -> tuple[str, ...]:
+    """Return the ids that these items have."""
+    return tuple(filter(None, (id_text(bytes(item.id)) for item in items[:MOST_ITEMS])))

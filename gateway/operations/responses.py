@@ -1,13 +1,14 @@
 """Responses: OpenAI's API for agents. Every answer passes byte for byte.
 
-Conversations that the upstream keeps (`previous_response_id`, `conversation`, `background`) are refused: a caller sends the whole
-conversation with each request, as agents with `store: false` do. So are tools that the upstream runs, and bills, and items of
-types that are not known, since they may bring such tools.
+A request may name what the upstream keeps of earlier answers, by `previous_response_id`, an `item_reference`, or reasoning without
+its content: those of the same account alone (`gateway.operations.kept`). `conversation`, `prompt` and `background` are refused,
+and so are tools that the upstream runs, and bills, and items of types that are not known, since they may bring such tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,18 +32,31 @@ from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
-from gateway.operations.response_events import ResponseEvents, WatchedResponseEvents
+from gateway.operations.response_events import ITEMS, ResponseEvents, WatchedResponseEvents, item_ids
 from gateway.operations.typed_events import NULL
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
 
 LEAST_CEILING: Final = 16
 USE_CEILING: Final = "use 'max_output_tokens'"
-STATE: Final = ("previous_response_id", "conversation", "prompt")
-"""Fields that name what the upstream keeps, or what it was told elsewhere."""
+PREVIOUS: Final = "previous_response_id"
+STATE: Final = ("conversation", "prompt")
+"""Fields that name what the upstream was told elsewhere."""
 FIELDS: Final = FieldNames(
-    ("model", "input", "max_output_tokens", "stream", "stream_options", "tools", "service_tier", "background", *STATE),
     (
-        *("instructions", "text", "reasoning", "include", "metadata", "client_metadata", "truncation", "store", "user"),
+        "model",
+        "input",
+        "max_output_tokens",
+        "stream",
+        "stream_options",
+        "tools",
+        "service_tier",
+        "background",
+        PREVIOUS,
+        "store",
+        *STATE,
+    ),
+    (
+        *("instructions", "text", "reasoning", "include", "metadata", "client_metadata", "truncation", "user"),
         *("temperature", "top_p", "top_logprobs", "tool_choice", "parallel_tool_calls", "max_tool_calls"),
         *("prompt_cache_key", "safety_identifier"),
     ),
@@ -50,6 +64,8 @@ FIELDS: Final = FieldNames(
         **{name: remedy for name, remedy in REMEDIES.items() if name != "max_output_tokens"},
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), USE_CEILING),
         "messages": "send the conversation as 'input'",
+        # vLLM, vllm/entrypoints/openai/responses/protocol.py: it becomes the id of the answer, also that of another caller's.
+        "request_id": "let the upstream choose ids",
     },
     UNPRICED | {"background_options", "context_management"},
 )
@@ -70,11 +86,16 @@ TEXTS: Final = frozenset(
 KNOWN_TYPES: Final = ", ".join(sorted((TEXTS | KINDS.keys()) - {""}))
 REFERENCE: Final = "item_reference"
 """The type of an item that names what the upstream keeps. It may be left out."""
+ENCRYPTED: Final = frozenset(("reasoning", "compaction"))
+"""Types of items that name what the upstream keeps, unless they have its content."""
 GENERATED: Final = ("text", "refusal", "arguments", "input", "encrypted_content")
 """The fields of a response with generated text."""
 AS_JSON: Final = frozenset(("tools", "tool_choice", "text"))
 """Fields that an upstream may write into the prompt in another form of JSON."""
 CALLS: Final = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
+QUERY: Final = frozenset(("include", "include[]", "include%5B%5D", "stream", "after", "before", "limit", "order"))
+"""Parameters of requests about what an upstream keeps."""
+PRINTABLE: Final = re.compile(r"[!-~]*")
 RETRYABLE: Final = frozenset((500, 502, 503, 504))
 
 _NESTED: Final = ("content", "output", "summary")
@@ -86,6 +107,8 @@ class _Audio(msgspec.Struct):
 
 class _Item(msgspec.Struct):
     type: str = ""
+    id: str | None = None
+    encrypted_content: msgspec.Raw = ABSENT
     content: msgspec.Raw = ABSENT
     output: msgspec.Raw = ABSENT
     summary: msgspec.Raw = ABSENT
@@ -111,6 +134,7 @@ _item = msgspec.json.Decoder(_Item)
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _tools = msgspec.json.Decoder(list[_Tool] | None)
 _boolean = msgspec.json.Decoder(bool | None)
+_text = msgspec.json.Decoder(str | None)
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
@@ -136,6 +160,7 @@ class ResponsesFormat(WireFormat):
     path = "/responses"
     answer = "a response"
     streams = True
+    keeps = True
 
     def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
         """Return a request for a short stream."""
@@ -157,6 +182,8 @@ class ResponsesFormat(WireFormat):
                 raise not_served(name)
         if field(top, "background", _boolean, "true or false"):
             raise not_served("background")
+        previous = field(top, PREVIOUS, _text, "the id of a response")
+        stored = field(top, "store", _boolean, "true or false") is not False
         yield
         check_option_names(field(top, "stream_options", _options, "an object, or left out") or {})
         given = field(top, "input", _input, "a text, or an array of items")
@@ -166,6 +193,8 @@ class ResponsesFormat(WireFormat):
         parts = Parts(len(raw))
         parts.text += len(items) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
         yield from _check_tools(top, rules, parts)
+        if previous:
+            parts.refer(previous)
         yield from _count_items(items, parts, "tools" in rules.allow_fields)
         most = positive(top, "max_output_tokens", rules.max_output_tokens) if self.streams else None
         return CheckedBody(
@@ -183,6 +212,9 @@ class ResponsesFormat(WireFormat):
             service_tier=check_service_tier(top, model, rules),
             ceiling="max_output_tokens" if self.streams else "",
             least=LEAST_CEILING,
+            refers=tuple(parts.refers),
+            goes_on=bool(previous),
+            keeps=stored and self.streams,
         )
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
@@ -192,6 +224,12 @@ class ResponsesFormat(WireFormat):
     def read(self, text: bytes) -> Response | None:
         """Return a response. Raises `ValueError` for what is no JSON."""
         return WholeResponse.of(text, "output")
+
+    def item_ids(self, answer: EventStream | Response) -> Sequence[str]:
+        """Return the ids of the items of a response."""
+        if isinstance(answer, WholeResponse):
+            return item_ids(answer.top.get("output", NULL))
+        return answer.told.get(ITEMS, ()) if isinstance(answer, EventStream) else ()
 
 
 class CompactFormat(ResponsesFormat):
@@ -217,6 +255,26 @@ class InputTokensFormat(CompactFormat):
     def read(self, text: bytes) -> Response | None:
         """Return the answer. Raises `ValueError` for what is no JSON."""
         return TokenCount.of(text, "input_tokens", DIGITS)
+
+
+class StoredResponse(WireFormat):
+    """The wire format of one request about a response that an upstream keeps: read, delete, cancel, or list its input."""
+
+    answer = "a response"
+    free = True
+    generates = False
+
+    def __init__(self, method: str, name: str, more: str, query: str) -> None:
+        """Take the id and what follows it in the path. Raises `Refused` for a query with anything else than upstreams read."""
+        self.method = "GET" if method == "HEAD" else method
+        self.path = f"/responses/{name}{'/' if more else ''}{more}"
+        self.query = query
+        for each in filter(None, query.split("&")):
+            key, _, value = each.partition("=")
+            if key == "stream" and value != "false":
+                raise Refused(400, "not_served", "A response is read as JSON here: leave 'stream' out.", param="stream")
+            if key not in QUERY or not PRINTABLE.fullmatch(value):
+                raise invalid_field("query", f"Send only {', '.join(sorted(QUERY))} in the query.")
 
 
 class ResponseErrors(Errors):
@@ -246,10 +304,9 @@ class ResponseErrors(Errors):
         )
 
 
-def not_served(param: str, name: str = "") -> Refused:
-    """Return the error for a field, or an item of it called `name`, that names what is kept by an upstream."""
-    missing = f"'{name or param}' is not served here: nothing of a conversation is kept."
-    text = f"{missing} Send all of it as 'input', with \"store\": false."
+def not_served(param: str) -> Refused:
+    """Return the error for a field that names what was not made by a request here, or that would go on after its end."""
+    text = f"'{param}' is not served here. Leave it out, and send what it stands for as 'input' or 'instructions'."
     return Refused(400, "not_served", text, param=param)
 
 
@@ -275,7 +332,12 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid_field("input", f"'input' has an item that is not valid: {error}.") from None
         if item.type == REFERENCE or (not item.type and item.content is ABSENT):
-            raise not_served("input", REFERENCE)
+            if not item.id:
+                raise invalid_field("input", f"'input' has an `{REFERENCE}` without 'id'.")
+            parts.refer(item.id)
+            continue
+        if item.type in ENCRYPTED and item.id and not (_is_given(item.encrypted_content) or _is_given(item.content)):
+            parts.refer(item.id)
         if item.type not in (*KINDS, *TEXTS) and not any_type:
             raise unpriced("input", f"send items and parts of the types {KNOWN_TYPES}")
         kind = KINDS.get(item.type)
@@ -289,6 +351,10 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
             yield from _count_items(inner, parts, any_type, level + 1)
         if number % SOME == 0:
             yield
+
+
+def _is_given(value: msgspec.Raw) -> bool:
+    return bytes(memoryview(value)[:4]) not in (b"", b"null", b'""', b"[]", b"{}")
 
 
 def _encoded_bytes(item: _Item, kind: int) -> int:

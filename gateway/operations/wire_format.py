@@ -7,7 +7,7 @@ operation's wire format.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 import msgspec
@@ -42,12 +42,18 @@ class CheckedBody(Body, frozen=True):
     """A checked body of an operation beside chat completions. Its `n` is 0 where nothing is generated.
 
     `ceiling`: the field with the most output tokens, which is always sent; empty where there is none. `least`: what it is at least.
-    `options`: usage is asked for by `stream_options`.
+    `options`: usage is asked for by `stream_options`. `refers`: the ids that it names of what an upstream keeps, of which the first
+    is that of an answer that it `goes_on` from. `kept_by`: the channel that keeps them, and the fingerprint of its credential.
+    `keeps`: the upstream is to keep the answer.
     """
 
     ceiling: str = ""
     least: int = 1
     options: bool = False
+    refers: tuple[str, ...] = ()
+    goes_on: bool = False
+    kept_by: tuple[str, str] | None = None
+    keeps: bool = False
 
     def upstream(
         self,
@@ -132,16 +138,20 @@ class WireFormat:
     `path` follows the base address of the gateway and those of upstreams. `answer`: the name of an answer that is not a stream,
     for errors. `auth`: where upstreams take the credential, unless the channel says so. `id_header`: another header with the
     request id; empty for none. `generates`: answers have texts of a model. `free`: nothing is billed. `gathers`: an answer can be
-    gathered from a stream, and translated from another dialect.
+    gathered from a stream, and translated from another dialect. `keeps`: a request may name what an upstream keeps. `method` and
+    `query`: of requests to upstreams.
     """
 
-    path: ClassVar[str]
+    path: str
     answer: ClassVar[str]
     auth: ClassVar[CredentialPlace] = BEARER
     id_header: ClassVar[str] = ""
     generates: ClassVar[bool] = True
     free: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
+    keeps: ClassVar[bool] = False
+    method: str = "POST"
+    query: str = ""
 
     def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
         """Return a small request by which a channel is tried."""
@@ -158,6 +168,10 @@ class WireFormat:
     def read(self, text: bytes) -> Response | None:
         """Return an answer that is not a stream; None for JSON that is none. Raises `ValueError` for what is no JSON."""
         raise NotImplementedError
+
+    def item_ids(self, answer: EventStream | Response) -> Sequence[str]:
+        """Return the ids of the items of an answer that may be named later."""
+        return ()
 
     def lines(self, headers: Mapping[str, str], channel: Channel) -> str:
         """Return the lines of the head that an upstream gets of the caller's headers, each with its line end."""

@@ -25,28 +25,39 @@ from gateway.base.errors import Refused, unavailable
 from gateway.base.log import log
 from gateway.chain.chain import Chain
 from gateway.chat.answers import Response, WholeAnswer
+from gateway.chat.events import EventStream
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Pace, ReportedUsage, Usage
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Caller, Candidate, Route, Trace
-from gateway.operations.wire_format import WireFormat
+from gateway.operations.kept import KeptId
+from gateway.operations.wire_format import CheckedBody, WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, ChunkHooks, EndReason, run_response_hooks
 from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
 from gateway.proxy.event_pass import InvalidResponse
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
+from gateway.proxy.kept_answers import Keeper
 from gateway.proxy.pool import Endpoint, UpstreamPool
 from gateway.proxy.relay import Gathering, Relay
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
 from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
+from gateway.store.channels import fingerprint_of
+from gateway.store.kept_ids import KeptIds
 
 CHUNKS: Final = "a stream of chat completion chunks"
 
 
 class UpstreamCall:
     """The attempt at one candidate. `gathering`: its stream is gathered, for a caller that did not ask for one."""
+
+    kept_ids: KeptIds | None = None
+    keeper: Keeper | None = None
+    """Remembers the ids of the answer. None where no upstream keeps it."""
+    events: EventStream | None = None
+    """Of an answer whose ids are remembered."""
 
     def __init__(
         self,
@@ -125,18 +136,26 @@ class UpstreamCall:
         credentials = endpoint.credentials
         rejected: list[str] = []
         while True:
-            credential = credentials.next(name, account, session)
+            credential = credentials.next(name, account, session, self.candidate.credential)
+            if self.kept_ids is not None:
+                self.keeper = self._keeper(self.kept_ids, account, credential)
             self.message = endpoint.message(self.wire, self.parts, credential, accept, lines)
             failed = await self._send(endpoint, relays)
             if failed is None:
                 credentials.worked(credential, name, rejected)
                 return None
-            if not credentials.another(credential, name, account, failed):
+            if not credentials.another(credential, name, account, failed) or self.candidate.credential:
                 if (failed.credential_refused or failed.forbidden) and credentials.all_refused(name):
                     return msgspec.structs.replace(failed, not_the_request=True, cool_s=0)
                 return failed
             if failed.why == "401":
                 rejected.append(credential)
+
+    def _keeper(self, ids: KeptIds, account: str, credential: str) -> Keeper | None:
+        if not (account and isinstance(self.body, CheckedBody) and self.body.keeps):
+            return None
+        kept = KeptId(self.candidate.name, fingerprint_of(credential), self.body.model, self.exchange.id)
+        return Keeper(ids, account, kept)
 
     async def _send(self, endpoint: Endpoint, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
@@ -174,6 +193,8 @@ class UpstreamCall:
         named = () if gathering is not None else self.chain.on_chunk + crash_points.on_event
         hooks = ChunkHooks(exchange, named) if named else None
         events = self.wire.events(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
+        if self.keeper is not None:
+            self.events = events
         translation = None if self.dialect is None else Translation(self.dialect, events.usage, exchange.id)
         relay = Relay(exchange, events, channel, gathering or self.caller, upstream, self._begin, hooks, translation)
         if gathering is not None:
@@ -266,6 +287,8 @@ class UpstreamCall:
             return {}
         if self.chain.on_response:
             run_response_hooks(self.exchange, self.chain.on_response)
+        if self.keeper is not None and self.events is not None:
+            self.keeper.begin(self.events.completion_id)
         self.exchange.drop_body()  # no retry follows
         self.parts.clear()
         self.message.clear()
@@ -279,6 +302,9 @@ class UpstreamCall:
         if relay.hooks is not None and relay.hooks.withheld:
             reason, error = relay.hooks.reason, None
         self.meter_stream(relay, reason)
+        if self.keeper is not None:
+            ids = self.wire.item_ids(relay.events)
+            await self.keeper.end(relay.events.completion_id, ids, self.attempt.usage)
         whole = is_complete(relay, reason)
         await conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
 
@@ -355,6 +381,8 @@ async def pass_on(
     call.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
     meter(call.attempt, response.usage, response.estimate_output, call.body, call.candidate)
     call.pace.learn(call.attempt.usage, response.estimate_output, call.began)
+    if call.keeper is not None:
+        await call.keeper.end(response.completion_id, call.wire.item_ids(response), call.attempt.usage)
     if call.caller.gone:
         raise CallerGone
     return call.prepare_json(response.text)

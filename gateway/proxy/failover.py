@@ -28,9 +28,11 @@ from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
+from gateway.proxy.kept_answers import of_one_upstream
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.store.channels import CredentialStates
+from gateway.store.kept_ids import KeptIds
 
 SERVED_MODEL: Final = "x-served-model"
 STARTING_S: Final = 0.5
@@ -108,9 +110,13 @@ async def _error_of(
 class Failover:
     """Calls the upstreams of an exchange until one of them has answered the caller."""
 
-    def __init__(self, credentials: CredentialStates | None = None) -> None:
-        """Follow what `credentials` says of those that are set aside, and note there what upstreams refuse."""
-        self._pool = UpstreamPool(credentials)
+    def __init__(self, credentials: CredentialStates | None = None, kept_ids: KeptIds | None = None) -> None:
+        """Follow what `credentials` says of those that are set aside, and note there what upstreams refuse.
+
+        `kept_ids`: where the ids of what they keep are remembered.
+        """
+        self.pool = UpstreamPool(credentials)
+        self._kept_ids = kept_ids
         self.relays: set[Relay] = set()
         """The calls of upstreams in progress, and the streams of plugins that answer."""
 
@@ -119,6 +125,8 @@ class Failover:
         asked = body = await exchange.body()
         route = exchange[Route]
         untried = list(route.candidates)
+        if wire.keeps and (untried := of_one_upstream(body, untried)) and untried[0].credential:
+            route = Route(route.candidates, route.breaker)  # another model's upstream does not have what the body names
         last: UpstreamFailure | None = None
         while untried and len(exchange.attempts) < MAX_ATTEMPTS and not caller.gone:
             if last is not None and not await chain.may_fail_over(exchange):
@@ -133,8 +141,9 @@ class Failover:
                 rest = untried[untried.index(candidate) + 1 :]
                 untried = [other for other in rest if other.name != candidate.name]
                 call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route)
+                call.kept_ids = self._kept_ids if wire.keeps else None
                 try:
-                    failed = await call.run(self._pool, self.relays)
+                    failed = await call.run(self.pool, self.relays)
                     if failed is None:
                         return
                     _note(failed, exchange, body, candidate, route)
@@ -164,8 +173,8 @@ class Failover:
 
     async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
         """Close the endpoints that only this generation of the configuration used. `channels`: the channels of the running one."""
-        await self._pool.retire(generation, channels)
+        await self.pool.retire(generation, channels)
 
     async def close(self) -> None:
         """Close the idle connections to the upstreams."""
-        await self._pool.close()
+        await self.pool.close()

@@ -177,6 +177,10 @@ class Endpoint:
         lines = f"Accept: {accept}\r\n{more}Content-Length: {sum(map(len, body))}\r\n\r\n"
         return [b"".join((found[credential], lines.encode("latin-1"), body[0])), *body[1:]]
 
+    def bodyless(self, wire: WireFormat, credential: str) -> bytes:
+        """Return the whole of a request without a body."""
+        return self._head_of(wire)[credential] + b"Accept: application/json\r\nContent-Length: 0\r\n\r\n"
+
 
 def address_of(channel: Channel, dialect: Dialect | None, wire: WireFormat) -> URL:
     """Return the address that a channel's requests go to, without what `query` adds."""
@@ -219,9 +223,9 @@ def heads(
             headers["Proxy-Authorization"] = proxy_login
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         pairs = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items())
-        found[credential] = f"POST {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {host}\r\n{lines}".encode(
-            "latin-1"
-        )
+        pairs = "&".join(filter(None, (pairs, wire.query)))
+        start = f"{wire.method} {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {host}\r\n"
+        found[credential] = f"{start}{lines}".encode("latin-1")
     return found
 
 
@@ -237,14 +241,16 @@ class Credentials:
         """The account that met a refusal, by the index of the credential, as long as no call with it has succeeded."""
         self._turn = 0
 
-    def next(self, channel: str = "", account: str = "", session: str = "") -> str:
+    def next(self, channel: str = "", account: str = "", session: str = "", only: str = "") -> str:
         """Return the credential whose turn it is, or the one that the account may use first where all are set aside.
 
-        Of a `session` it is the same one each time, as long as it may be used.
+        Of a `session` it is the same one each time, as long as it may be used. `only`: the fingerprint of the one that must be used.
         """
         count = len(self._all)
         if count == 1:
             return self._all[0]
+        if only:
+            return self._all[self._fingerprints.index(only)]
         now = time.monotonic()
         if session:
             turns = sorted(range(count), key=lambda index: drawn(session, self._fingerprints[index]), reverse=True)

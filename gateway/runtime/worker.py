@@ -48,7 +48,7 @@ async def opened(
         metrics = Metrics(shared or SharedNumbers())
         services = services_of(loaded.config, store, metrics.own)
         await chain.start(services)
-        failover = Failover(store.channels.credentials)
+        failover = Failover(store.channels.credentials, store.kept_ids)
         metrics.use(services.catalogue)
         store.channels.credentials.on_refused = partial(_credential_refused, metrics, store.alerts)
         store.channels.on_status = partial(_status_known, metrics, store.alerts)

@@ -27,8 +27,9 @@ from gateway.config.schema import Port
 from gateway.domain.exchange import Exchange, Request
 from gateway.domain.facts import Caller
 from gateway.domain.reply import Reply
+from gateway.operations.kept import with_kept
 from gateway.operations.operation import Operation, errors_of
-from gateway.operations.wire_format import WireFormat
+from gateway.operations.wire_format import CheckedBody, WireFormat
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
@@ -64,7 +65,7 @@ class Gateway:
         self.services = services
         self.runner = runner
         self._lookups = Lookups()
-        self.routes = LocalRoutes(services, self._lookups)
+        self.routes = LocalRoutes(services, self._lookups, runner.failover.pool)
         self.draining = False
         self.cut = asyncio.Event()
         """Ends the wait of `drain` for open exchanges."""
@@ -94,7 +95,7 @@ class Gateway:
         old, self.chain = self.chain, chain
         self.services = services
         self._use(services)
-        self.routes = LocalRoutes(services, self._lookups)
+        self.routes = LocalRoutes(services, self._lookups, self.runner.failover.pool)
         self.runner.metrics.use(services.catalogue)
         return old
 
@@ -147,7 +148,7 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)
-        body = self._body(self.port, self.budget, self.check, operation.wire, request, caller)
+        body = self._body(self.port, self.budget, self.check, self.with_kept, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
         if operation.wire is not None and operation.wire.id_header:
@@ -222,6 +223,15 @@ class Gateway:
         steps = wire.check(raw, self._rules)
         return checked(steps) if len(raw) <= SMALL else await self._large_bodies.check(steps, owner)
 
+    async def with_kept(self, body: Body, exchange: Exchange | None) -> Body:
+        """Return a body with what it names of earlier answers, which are the caller's own. Raises `Refused`, and `StoreAway`."""
+        caller = None if exchange is None else exchange.get(Caller)
+        model = self.services.catalogue.models.get(self._rules.aliases.get(body.model, body.model))
+        if not isinstance(body, CheckedBody) or not body.refers or model is None:
+            return body
+        found = {} if caller is None else await self.services.store.kept_ids.find(caller.account, body.refers)
+        return with_kept(body, found, model.context_length)
+
 
 async def _no_body() -> Body:
     raise ConnectionResetError
@@ -243,19 +253,24 @@ def _refuse_with(refusal: Refused) -> LocalHandler:
 class IncomingBody:
     """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
 
-    __slots__ = ("_caller", "_check", "_reader", "_request", "_wire")
+    __slots__ = ("_caller", "_check", "_reader", "_request", "_wire", "_with_kept")
 
     def __init__(
         self,
         port: Port,
         budget: BodyBudget,
         check: Callable[[bytes | bytearray, WireFormat, str], Awaitable[Body]],
+        with_kept: Callable[[Body, Exchange | None], Awaitable[Body]],
         wire: WireFormat | None,
         request: ParsedRequest,
         caller: CallerConnection,
     ) -> None:
-        """Take the head of a request. `check` returns the checked body of an account or an address."""
+        """Take the head of a request. `check` returns the checked body of an account or an address.
+
+        `with_kept` adds what the body names of earlier answers.
+        """
         self._check = check
+        self._with_kept = with_kept
         self._wire = wire
         self._request = request
         self._caller = caller
@@ -276,14 +291,20 @@ class IncomingBody:
             self._caller.close_after()
             self._request.protocol.unclear = True
             raise
-        return await self._check(raw, self._wire, self._reader.owner if self._reader is not None else "")
+        body = await self._check(raw, self._wire, self._reader.owner if self._reader is not None else "")
+        return await self._with_kept(body, self._exchange) if self._wire.keeps else body
 
     async def check(self, raw: bytes) -> Body:
         """Return the checked body that a plugin has made of it. Raises `Refused`."""
         if self._reader is None or self._wire is None:
             raise ConnectionResetError
         self._reader.fit(len(raw))
-        return await self._check(raw, self._wire, self._reader.owner)
+        body = await self._check(raw, self._wire, self._reader.owner)
+        return await self._with_kept(body, self._exchange) if self._wire.keeps else body
+
+    @property
+    def _exchange(self) -> Exchange | None:
+        return None if self._reader is None else self._reader.exchange
 
     def end(self) -> None:
         """Give back the body's part of the budget. May be called again."""

@@ -24,7 +24,11 @@ from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
 from gateway.domain.prices import PER_TOKENS, Price
 from gateway.domain.reply import Reply
+from gateway.operations.kept import unknown
 from gateway.operations.operation import SERVED, Operation
+from gateway.operations.responses import StoredResponse
+from gateway.proxy.kept_answers import ask
+from gateway.proxy.pool import UpstreamPool
 from gateway.server.own_records import Lookups, account_of, ledger_of, request_of, requests_of, usage_of
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
@@ -32,7 +36,8 @@ BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
 ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
 KNOWN_PATHS = (
     f"Known here: {', '.join(f'POST /v1{wire.path}' for wire in SERVED.values())}, GET /v1/models, GET /v1/account, "
-    "GET /v1/account/ledger, GET /v1/usage, GET /v1/requests, GET /v1/requests/{id}."
+    "GET /v1/account/ledger, GET /v1/usage, GET /v1/requests, GET /v1/requests/{id}, GET and DELETE /v1/responses/{id}, "
+    "GET /v1/responses/{id}/input_items, POST /v1/responses/{id}/cancel."
 )
 
 OPERATIONS = {f"/v1{wire.path}": operation for operation, wire in SERVED.items()} | {
@@ -58,14 +63,17 @@ BASE_HAS_MORE: Final = (
 NO_SLASH: Final = "Remove the slash at the end of the path."
 RESPONSES: Final = "/v1/responses"
 NO_WEBSOCKET: Final = "Send POST /v1/responses over HTTP: it is not served over WebSocket."
-NOT_KEPT: Final = "Answers are not kept here: they cannot be read again, changed or cancelled."
+ONE: Final = r"/v1/responses/[A-Za-z0-9_~=:-][A-Za-z0-9_.~=:-]{0,127}"
+STORED: Final = re.compile(f"(?:GET|DELETE) {ONE}|GET {ONE}/input_items|POST {ONE}/cancel")
+"""A method and a path that are about an answer that an upstream keeps."""
 
 
 class LocalRoutes:
     """Answers the operations that need no upstream, once the chain has admitted the request."""
 
-    def __init__(self, services: Services, lookups: Lookups) -> None:
+    def __init__(self, services: Services, lookups: Lookups, pool: UpstreamPool) -> None:
         self._services = services
+        self._pool = pool
         self._lookups = lookups
         self._models = ModelList(services.catalogue)
         self._store = services.store
@@ -93,8 +101,24 @@ class LocalRoutes:
                 return Reply(
                     body=await requests_of(_caller(exchange).account, request.query, self._store, self._lookups)
                 )
+            case Operation.STORED_RESPONSES:
+                return Reply(body=await self._stored(exchange, _caller(exchange).account))
             case _:
                 raise misdirected(request.method, request.path)
+
+    async def _stored(self, exchange: Exchange, account: str) -> bytes:
+        """Return what the upstream says of an answer of this account that it keeps. Raises `Refused`."""
+        request, ids = exchange.request, self._store.kept_ids
+        name, _, more = request.argument.partition("/")
+        wire = StoredResponse(request.method, name, more, request.query)
+        kept = (await ids.find(account, [name])).get(name)
+        if kept is None:
+            raise unknown(name)
+        exchange.channel, exchange.model = kept.channel, kept.model
+        said = await ask(self._pool, self._services.catalogue.channels, exchange.generation, kept, wire)
+        if request.method == "DELETE":
+            await ids.forget(account, name)
+        return said
 
 
 def misdirected(method: str, path: str) -> Refused:
@@ -107,8 +131,6 @@ def misdirected(method: str, path: str) -> Refused:
         return Refused(404, "unknown_path", ABSOLUTE)
     if path == RESPONSES and method == "GET":
         return Refused(426, "upgrade_required", NO_WEBSOCKET)
-    if path.startswith(f"{RESPONSES}/") and path not in METHODS:
-        return Refused(400, "not_served", NOT_KEPT)
     if said := advice(path):
         return Refused(404, "unknown_path", said)
     known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))
@@ -130,6 +152,8 @@ def operation_of(method: str, path: str) -> tuple[Operation, str]:
     for prefix, operation in (("/v1/models/", Operation.MODELS), ("/v1/requests/", Operation.REQUESTS)):
         if method == "GET" and path.startswith(prefix) and len(path) > len(prefix):
             return operation, path.removeprefix(prefix)
+    if path.startswith(RESPONSES) and path not in METHODS and STORED.fullmatch(f"{method} {path}"):
+        return Operation.STORED_RESPONSES, path.removeprefix(f"{RESPONSES}/")
     return Operation.MISDIRECTED, ""
 
 

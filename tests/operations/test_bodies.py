@@ -229,6 +229,14 @@ def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) 
         ({"input": None}, "input", "invalid_request"),
         ({"input": []}, "input", "invalid_request"),
         ({"input": [7]}, "input", "invalid_request"),
+        ({"input": [{"type": "item_reference"}]}, "input", "invalid_request"),
+        ({"input": [{"type": "item_reference", "id": 7}]}, "input", "invalid_request"),
+        ({"input": [{}]}, "input", "invalid_request"),
+        ({"input": [{"id": f"msg_{number}"} for number in range(1001)]}, "input", "invalid_request"),
+        ({"previous_response_id": 7}, "previous_response_id", "invalid_request"),
+        ({"store": 7}, "store", "invalid_request"),
+        ({"request_id": "resp_1"}, "request_id", "invalid_request"),
+        ({"Previous_Response_Id": "resp_1"}, "Previous_Response_Id", "invalid_request"),
         ({"max_tokens": 9}, "max_tokens", "invalid_request"),
         ({"messages": []}, "messages", "invalid_request"),
         ({"Background": True}, "Background", "invalid_request"),
@@ -236,13 +244,9 @@ def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) 
         *[
             ({name: value}, name, "not_served")
             for name, value in (
-                ("previous_response_id", "resp_1"),
                 ("conversation", {"id": "conv_1"}),
                 ("prompt", {"id": "pmpt_1"}),
                 ("background", True),
-                ("input", [{"type": "item_reference", "id": "msg_1"}]),
-                ("input", [{"id": "msg_1"}]),
-                ("input", [{"Type": "item_reference", "id": "msg_1"}]),
             )
         ],
         *[

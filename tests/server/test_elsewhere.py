@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.operations.operation import Operation
 from gateway.server.routes import KNOWN_PATHS, misdirected, operation_of
 
 
@@ -49,12 +50,32 @@ def test_another_api_is_told_what_is_served(method: str, path: str, said: str) -
     assert refused.message.endswith(KNOWN_PATHS)
 
 
-def test_clients_of_responses_go_on_without_a_websocket_and_without_kept_answers() -> None:
+def test_clients_of_responses_go_on_without_a_websocket() -> None:
     refused = misdirected("GET", "/v1/responses")
     assert (refused.status, refused.code) == (426, "upgrade_required")
-    for method, path in (("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")):
-        refused = misdirected(method, path)
-        assert (refused.status, refused.code) == (400, "not_served")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "stored"),
+    [
+        ("GET", "/v1/responses/resp_1", "resp_1"),
+        ("HEAD", "/v1/responses/resp_1", "resp_1"),
+        ("DELETE", "/v1/responses/resp_1", "resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items", "resp_1/input_items"),
+        ("POST", "/v1/responses/resp_1/cancel", "resp_1/cancel"),
+        ("POST", "/v1/responses/resp_1", ""),
+        ("DELETE", "/v1/responses/resp_1/input_items", ""),
+        ("GET", "/v1/responses/resp_1/cancel", ""),
+        ("GET", "/v1/responses/compact", ""),
+        ("GET", "/v1/responses/..", ""),
+        ("GET", "/v1/responses/../models", ""),
+        ("GET", "/v1/responses/a%2Fb", ""),
+        ("GET", "/v1/responses/", ""),
+    ],
+)
+def test_an_answer_that_is_kept_has_a_path(method: str, path: str, stored: str) -> None:
+    found = (Operation.STORED_RESPONSES, stored) if stored else (Operation.MISDIRECTED, "")
+    assert operation_of(method, path) == found
 
 
 def test_a_slash_at_the_end_is_named() -> None:
