@@ -246,6 +246,7 @@ CASES: dict[str, Case] = {
         by="rate-limit",
     ),
     "another path": Case(request=getting("/v1/v1/models"), code="unknown_path"),
+    "a kept answer as a stream": Case(request=getting("/v1/responses/resp_1?stream=true"), code="not_served"),
     "a kept answer": Case(request=getting("/v1/responses/resp_1"), code="response_not_found"),
     "a websocket": Case(request=getting("/v1/responses"), code="upgrade_required"),
     "another method": Case(request=getting("/v1/chat/completions"), code="method_not_allowed"),
