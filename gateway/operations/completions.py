@@ -22,7 +22,7 @@ from gateway.chat.request import (
 from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.channel import Channel
 from gateway.operations.chat_completions import ChatFormat
-from gateway.operations.input_only import TEXTS, are_token_ids, check_texts
+from gateway.operations.input_only import count_texts
 from gateway.operations.wire_format import CheckedBody
 
 DEFAULT_CEILING: Final = 16
@@ -41,7 +41,6 @@ FIELDS: Final = FieldNames(
     UNPRICED,
 )
 
-_prompts = msgspec.json.Decoder(str | list[str])
 _boolean = msgspec.json.Decoder(bool | None)
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
@@ -69,7 +68,7 @@ class CompletionsFormat(ChatFormat):
         check_names(top, rules.allow_fields, FIELDS)
         model = check_model(top)
         yield
-        prompts = _count(top.get("prompt"))
+        prompts = count_texts("prompt", top.get("prompt"))
         options = field(top, "stream_options", _options, "an object, or left out") or {}
         check_option_names(options)
         asked_usage = field(options, "include_usage", _boolean, "true or false", prefix="stream_options.")
@@ -97,12 +96,3 @@ class CompletionsFormat(ChatFormat):
         kind = WatchedEvents if watched else EventStream
         choices = body.shown if isinstance(body, CompletionsBody) else body.n
         return kind(drop_usage=channel.ask_usage and not body.asked_usage, choices=choices)
-
-
-def _count(given: msgspec.Raw | None) -> int:
-    """Return the number of prompts: texts, or arrays of token ids. Raises `Refused`."""
-    if given is not None and are_token_ids(given):
-        return max(1, bytes(given).count(b"[") - 1)
-    check_texts("prompt", given, f"{TEXTS} or of token ids")
-    prompts = _prompts.decode(given or b'""')
-    return 1 if isinstance(prompts, str) else len(prompts)

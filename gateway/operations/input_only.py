@@ -1,7 +1,8 @@
 """Operations that read texts and generate none: embeddings, rerank, moderations. A request costs its input alone.
 
-The texts of a body have at most as many tokens as it has bytes. Pictures and other parts, of which nothing bounds the tokens, are
-refused. An answer may be large: nothing is decoded of it but its usage.
+The texts of a body have at most as many tokens as it has bytes. An upstream reads each of them by itself, with a template and with
+the other texts of the body, such as an instruction. Pictures and other parts, of which nothing bounds the tokens, are refused, and
+so are lists and objects in fields that are not known. An answer may be large: nothing is decoded of it but its usage.
 """
 
 from __future__ import annotations
@@ -25,7 +26,36 @@ from gateway.operations.wire_format import CheckedBody, JsonAnswer, TokenCount, 
 OF_TOKEN_IDS: Final = b"[]0123456789, \t\r\n"
 """The bytes of arrays of token ids."""
 TEXTS: Final = "a text, or a non-empty array of texts"
+TEXT_ALLOWANCE: Final = 64
+"""Tokens that a template may add to each text: Qwen3's for embeddings has 20."""
+DOCUMENT_ALLOWANCE: Final = 128
+"""Tokens that it may add to each document of a query: that of Qwen3's for rerank has 70."""
+SETTINGS: Final = frozenset(
+    ("model", "dimensions", "encoding_format", "user", "truncate", "truncation", "truncate_dim")
+)
+"""Fields that are no part of any text."""
+LISTS: Final = frozenset(("embedding_types", "rank_fields"))
+"""Fields with a list of settings."""
 DOCUMENTS: Final = "a non-empty array of texts, or of objects with a 'text' alone"
+
+OTHER_TEXTS: Final = (
+    *(
+        "messages",
+        "prompt",
+        "documents",
+        "texts",
+        "text",
+        "inputs",
+        "queries",
+        "passages",
+        "sentences",
+        "instances",
+        "pairs",
+    ),
+    *("image", "images", "image_url", "audio", "video", "url", "urls", "content", "contents"),
+)
+"""Fields with what other servers read in place of the texts, or beside them."""
+RERANKED: Final = tuple(name for name in OTHER_TEXTS if name != "documents")
 
 _texts = msgspec.json.Decoder(str | list[str])
 _text = msgspec.json.Decoder(str)
@@ -67,8 +97,11 @@ class InputOnly(WireFormat):
     generates = False
 
     @abstractmethod
-    def check_input(self, top: dict[str, msgspec.Raw], size: int) -> int:
-        """Return the most tokens of the input of a body of `size` bytes. Raises `Refused`."""
+    def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
+        """Return the most tokens of the input of a body of `size` bytes, of which `more` may be read with each text.
+
+        Raises `Refused`.
+        """
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
@@ -77,7 +110,7 @@ class InputOnly(WireFormat):
         check_names(top, rules.allow_fields, self.fields)
         model = check_model(top)
         yield
-        most = self.check_input(top, len(raw))
+        most = self.check_input(top, len(raw), self._read_with_each(top))
         size = sum(len(memoryview(top[name])) for name in self.texts)
         return CheckedBody(
             model=model,
@@ -92,6 +125,20 @@ class InputOnly(WireFormat):
             _stream_options={},
             _top=top,
         )
+
+    def _read_with_each(self, top: dict[str, msgspec.Raw]) -> int:
+        """Return the bytes of the fields that may be a part of each text. Raises `Refused` for what may be further texts."""
+        more = 0
+        for name in top.keys() - SETTINGS.union(self.texts):
+            value = memoryview(top[name])
+            if bytes(value[:1]) in (b"[", b"{") and name not in LISTS:
+                needed = " and ".join(f"'{each}'" for each in self.texts)
+                shown = ascii(name[:64])[1:-1]
+                raise invalid_field(
+                    name, f"'{shown}' is not accepted, since it may hold further texts: send {needed} alone."
+                )
+            more += len(value)
+        return more
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return a parser that is never fed: no stream is asked for, and none is accepted."""
@@ -111,7 +158,7 @@ class EmbeddingsFormat(InputOnly):
     fields = FieldNames(
         ("model", "input"),
         ("dimensions", "encoding_format", "user", "input_type", "truncate", "truncation", "truncate_dim", "task"),
-        {**REMEDIES, **dict.fromkeys(("messages", "prompt", "documents"), "send the texts as 'input'")},
+        {**REMEDIES, **dict.fromkeys(OTHER_TEXTS, "send the texts as 'input'")},
         UNPRICED | {"service_tier"},
     )
 
@@ -119,11 +166,10 @@ class EmbeddingsFormat(InputOnly):
         """Return a request for one short text."""
         return {"model": model, "input": "hello"}
 
-    def check_input(self, top: dict[str, msgspec.Raw], size: int) -> int:
+    def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
         """Return the most tokens of texts or token ids. Raises `Refused`."""
-        if not are_token_ids(given := top.get("input")):
-            check_texts("input", given, f"{TEXTS} or of token ids")
-        return size
+        texts = count_texts("input", top.get("input"))
+        return size + (texts - 1) * more + texts * TEXT_ALLOWANCE
 
 
 class RerankFormat(InputOnly):
@@ -135,7 +181,10 @@ class RerankFormat(InputOnly):
     fields = FieldNames(
         ("model", "query", "documents"),
         ("top_n", "top_k", "return_documents", "truncation", "max_chunks_per_doc", "max_tokens_per_doc", "user"),
-        {**REMEDIES, **dict.fromkeys(("messages", "input", "prompt"), "send 'query' and 'documents'")},
+        {
+            **REMEDIES,
+            **dict.fromkeys((*RERANKED, "input"), "send 'query' and 'documents'"),
+        },
         UNPRICED | {"service_tier"},
     )
 
@@ -143,7 +192,7 @@ class RerankFormat(InputOnly):
         """Return a request for one short document."""
         return {"model": model, "query": "hello", "documents": ["hello"]}
 
-    def check_input(self, top: dict[str, msgspec.Raw], size: int) -> int:
+    def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
         """Return the most tokens: the query is read with each document. Raises `Refused`."""
         try:
             query = _text.decode(top["query"])
@@ -155,7 +204,8 @@ class RerankFormat(InputOnly):
             documents = []
         if not documents:
             raise invalid_field("documents", f"'documents' is required: {DOCUMENTS}.")
-        return size + len(query.encode("utf-8", "surrogatepass")) * (len(documents) - 1)
+        more += len(query.encode("utf-8", "surrogatepass"))
+        return size + more * (len(documents) - 1) + DOCUMENT_ALLOWANCE * len(documents)
 
 
 class ModerationsFormat(InputOnly):
@@ -164,13 +214,18 @@ class ModerationsFormat(InputOnly):
     path = "/moderations"
     answer = "a list of results"
     billed = False
-    fields = FieldNames(("model", "input"), ("user",), {**REMEDIES, "messages": "send the texts as 'input'"}, UNPRICED)
+    fields = FieldNames(
+        ("model", "input"),
+        ("user",),
+        {**REMEDIES, **dict.fromkeys(OTHER_TEXTS, "send the texts as 'input'")},
+        UNPRICED | {"service_tier"},
+    )
 
     def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
         """Return a request for one short text."""
         return {"model": model, "input": "hello"}
 
-    def check_input(self, top: dict[str, msgspec.Raw], size: int) -> int:
+    def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
         """Return 0: tokens are not billed. Raises `Refused`."""
         check_texts("input", top.get("input"), TEXTS)
         return 0
@@ -181,6 +236,15 @@ def are_token_ids(given: msgspec.Raw | None) -> bool:
     text = b"" if given is None else bytes(given)
     others = text.translate(None, OF_TOKEN_IDS)
     return not others and text[:1] == b"[" and text.translate(None, b"[], \t\r\n") != b""
+
+
+def count_texts(name: str, given: msgspec.Raw | None) -> int:
+    """Return the number of texts, or arrays of token ids. Raises `Refused`."""
+    if given is not None and are_token_ids(given):
+        return max(1, bytes(given).count(b"[") - 1)
+    check_texts(name, given, f"{TEXTS} or of token ids")
+    texts = _texts.decode(given or b'""')
+    return 1 if isinstance(texts, str) else len(texts)
 
 
 def check_texts(name: str, given: msgspec.Raw | None, expected: str) -> None:

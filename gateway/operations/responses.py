@@ -336,7 +336,8 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
                 raise invalid_field("input", f"'input' has an `{REFERENCE}` without 'id'.")
             parts.refer(item.id)
             continue
-        if item.type in ENCRYPTED and item.id and not (_is_given(item.encrypted_content) or _is_given(item.content)):
+        empty = item.type in ENCRYPTED and not (_is_given(item.encrypted_content) or _is_given(item.content))
+        if item.id and (empty or (item.type == "message" and item.content is ABSENT)):
             parts.refer(item.id)
         if item.type not in (*KINDS, *TEXTS) and not any_type:
             raise unpriced("input", f"send items and parts of the types {KNOWN_TYPES}")

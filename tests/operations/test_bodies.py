@@ -16,7 +16,13 @@ from gateway.chat.request import Body, BodyRules, checked
 from gateway.config.channel import ServedOperation
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.completions import CompletionsBody, CompletionsFormat
-from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
+from gateway.operations.input_only import (
+    DOCUMENT_ALLOWANCE,
+    TEXT_ALLOWANCE,
+    EmbeddingsFormat,
+    ModerationsFormat,
+    RerankFormat,
+)
 from gateway.operations.messages import MessagesFormat, MessageTokensFormat
 from gateway.operations.operation import SERVED
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponsesFormat
@@ -32,6 +38,11 @@ MESSAGE: dict[str, Any] = {
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "service_tier": "auto",
     "metadata": {"user_id": "u"},
+}
+TEXTS_OF: dict[type[WireFormat], dict[str, Any]] = {
+    EmbeddingsFormat: {"input": ["a", "b", "c"]},
+    RerankFormat: {"query": "q", "documents": ["a", "b", "c"]},
+    ModerationsFormat: {"input": ["a", "b", "c"]},
 }
 PNG = base64.b64encode(bytes(30_000)).decode()
 
@@ -156,7 +167,9 @@ def test_an_input_is_text_or_token_ids(given: Any) -> None:
     raw = json.dumps(fields).encode()
     asked = body(EmbeddingsFormat(), raw)
     assert json.loads(b"".join(asked.upstream("there", "max_tokens", 9, ask_usage=True))) == fields | {"model": "there"}
-    assert (asked.prompt_tokens_bound(), asked.n, asked.stream) == (len(raw), 0, False)
+    texts = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+    most = len(raw) + TEXT_ALLOWANCE * texts + len('"search"') * (texts - 1)
+    assert (asked.prompt_tokens_bound(), asked.n, asked.stream) == (most, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +346,14 @@ def test_each_prompt_of_a_completion_has_answers_of_its_own(
         (RerankFormat(), {"query": "a", "documents": [{"image": "http://x"}]}, "documents"),
         (RerankFormat(), {"query": {"image": "x"}, "documents": ["a"]}, "query"),
         (ModerationsFormat(), {"input": [{"type": "image_url"}]}, "input"),
+        *[
+            (wire, {**TEXTS_OF[type(wire)], name: value}, name)
+            for wire in (EmbeddingsFormat(), RerankFormat(), ModerationsFormat())
+            for name, value in (
+                *(("images", ["x"]), ("texts", ["a"]), ("queries", ["a"]), ("inputs", "a"), ("image", "http://x")),
+                *(("more", ["a"]), ("more", {"a": "b"})),
+            )
+        ],
     ],
 )
 def test_what_nothing_bounds_is_refused(wire: WireFormat, fields: dict[str, Any], param: str) -> None:
@@ -344,8 +365,29 @@ def test_what_nothing_bounds_is_refused(wire: WireFormat, fields: dict[str, Any]
 def test_a_query_is_read_with_each_document_and_a_moderation_is_not_billed_by_tokens() -> None:
     fields = {"model": "m", "query": "q" * 100, "documents": ["a", {"text": "b"}, "c"]}
     asked = body(RerankFormat(), fields)
-    assert asked.prompt_tokens_bound() == len(json.dumps(fields)) + 200
+    assert asked.prompt_tokens_bound() == len(json.dumps(fields)) + 200 + 3 * DOCUMENT_ALLOWANCE
     assert body(ModerationsFormat(), {"model": "m", "input": ["a"]}).prompt_tokens_bound() == 0
+
+
+@pytest.mark.parametrize("wire", [EmbeddingsFormat(), RerankFormat()])
+@pytest.mark.parametrize("name", ["instruction", "input_type", "task", "prompt_name", "chat_template_kwarg"])
+def test_what_is_read_with_each_text_is_held_for_each(wire: WireFormat, name: str) -> None:
+    fields = {"model": "m", "dimensions": 100, **TEXTS_OF[type(wire)]}
+    more = body(wire, {**fields, name: "x" * 98})
+    assert more.prompt_tokens_bound() - body(wire, fields).prompt_tokens_bound() == 3 * 100 + len(name) + 6
+
+
+def test_settings_of_other_servers_pass() -> None:
+    texts = {"model": "m", **TEXTS_OF[EmbeddingsFormat]}
+    body(EmbeddingsFormat(), {**texts, "embedding_types": ["float"], "normalized": True, "late_chunking": False})
+
+
+@pytest.mark.parametrize("name", ["service_tier", "serviceTier"])
+def test_no_tier_is_asked_for_where_none_has_a_price(name: str) -> None:
+    for wire in (EmbeddingsFormat(), RerankFormat(), ModerationsFormat()):
+        with pytest.raises(Refused) as refused:
+            body(wire, {"model": "m", **TEXTS_OF[type(wire)], name: "priority"})
+        assert (refused.value.status, refused.value.code) == (400, "unpriced_option")
 
 
 @pytest.mark.parametrize("wire", [MessagesFormat(), ResponsesFormat()])
