@@ -19,7 +19,7 @@ from gateway.base.errors import Refused, render
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, unpriced
-from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
+from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, WINDOW, rewritten
 from gateway.chat.request import (
     Body,
     BodyRules,
@@ -32,7 +32,7 @@ from gateway.chat.request import (
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
 from gateway.config.channel import Channel, CredentialPlace
 from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts
-from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
+from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
 from gateway.operations.typed_events import NULL, part
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
 
@@ -52,7 +52,10 @@ FIELDS: Final = FieldNames(
 )
 SERVICE_TIERS: Final = ("auto", "standard_only")
 """Tiers of one price: `auto` uses a capacity that the operator has bought, where there is some."""
-OWN_TOOLS: Final = ("", "custom", "bash_", "text_editor_", "computer_", "memory_")
+TYPED_TOOLS: Final = {"bash_": 512, "text_editor_": 1024, "computer_": 2048, "memory_": 1024}
+"""How the types of tools begin that the upstream describes to the model, and the most tokens of that: by Anthropic's guides 245 for
+bash, 700 for an editor, 735 for a computer, and 499 of a system prompt with it."""
+OWN_TOOLS: Final = ("", "custom", *TYPED_TOOLS)
 """How the types of tools begin that run at the caller."""
 COMPACTS: Final = "compact"
 """How the edits of a context begin for which the upstream generates a summary."""
@@ -115,6 +118,10 @@ class _Tool(msgspec.Struct):
     cache_control: _Cache | None = None
 
 
+class _Thinking(msgspec.Struct):
+    budget_tokens: int | None = None
+
+
 class _Edit(msgspec.Struct):
     type: str = ""
 
@@ -127,6 +134,7 @@ _messages = msgspec.json.Decoder(list[_Message])
 _tools = msgspec.json.Decoder(list[_Tool] | None)
 _context = msgspec.json.Decoder(_ContextManagement | None)
 _cache = msgspec.json.Decoder(_Cache | None)
+_thinking = msgspec.json.Decoder(_Thinking | None)
 _block = msgspec.json.Decoder(_Block)
 _blocks = msgspec.json.Decoder(list[msgspec.Raw])
 _boolean = msgspec.json.Decoder(bool | None)
@@ -146,6 +154,7 @@ def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1)
     try:
         blocks = [content] if level > 1 and first == b"{" else _blocks.decode(content)
         for number, raw in enumerate(blocks, 1):
+            check_keys(name, raw)
             block = _block.decode(raw)
             check_cache(block.cache_control, parts)
             source = block.source
@@ -160,7 +169,7 @@ def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1)
             yield from _count_blocks(name, block.content, parts, level + 1)
             if source is not None:
                 yield from _count_blocks(name, source.content, parts, level + 1)
-            if number % SOME == 0:
+            if number % SOME == 0 or len(memoryview(raw)) > WINDOW:
                 yield
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid_field(name, f"'{name}' must be a text, or an array of blocks: {error}.") from None
@@ -222,13 +231,14 @@ class MessagesFormat(WireFormat):
         parts = Parts(len(raw), rules.allow_fields)
         parts.text += len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
         yield from self._check_rest(top, rules, parts)
+        yield from check_each("messages", top, True)
         for message in messages:
             yield from _count_blocks("messages", message.content, parts)
         return CheckedBody(
             model=model,
             stream=bool(field(top, "stream", _boolean, "true or false")) and self.needs_ceiling,
             max_tokens=most if self.needs_ceiling else None,
-            n=1 if self.needs_ceiling else 0,
+            n=_turns(top, most) if self.needs_ceiling else 0,
             asked_usage=True,
             size=len(raw),
             messages=len(messages),
@@ -243,8 +253,12 @@ class MessagesFormat(WireFormat):
         """Check what stands beside the messages, and count it."""
         check_cache(field(top, "cache_control", _cache, "an object"), parts)
         tools = field(top, "tools", _tools, "an array of objects") or []
+        yield from check_each("tools", top, bool(tools))
         for tool in tools:
             check_cache(tool.cache_control, parts)
+            parts.text += max(
+                (more for kind, more in TYPED_TOOLS.items() if (tool.type or "").startswith(kind)), default=0
+            )
             own = not tool.type or tool.type.startswith(OWN_TOOLS[1:])
             if not (own and tool.model is ABSENT) and "tools" not in rules.allow_fields:
                 raise unpriced("tools", "send tools that you run yourself")
@@ -255,6 +269,9 @@ class MessagesFormat(WireFormat):
         compacts = context is not None and any(edit.type.startswith(COMPACTS) for edit in context.edits)
         if compacts and "context_management" not in rules.allow_fields:
             raise unpriced("context_management", "let your client shorten the conversation")
+        for name in ("cache_control", "context_management", "thinking"):
+            if bytes(memoryview(top.get(name, NULL))[:1]) == b"{":
+                check_keys(name, top[name])
         yield from _count_blocks("system", top.get("system", ABSENT), parts)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
@@ -311,6 +328,13 @@ class MessageErrors(Errors):
     def event(self, error: Refused, request_id: str, events: EventStream | None = None) -> bytes:
         """Return the event that ends a stream with an error. Libraries read its name."""
         return b"event: error\ndata: %b\n\n" % self.body(error, request_id)
+
+
+def _turns(top: dict[str, msgspec.Raw], most: int | None) -> int:
+    """Return how many times the ceiling is held: thinking may have a budget beyond it, of all rounds with tools together."""
+    thinking = field(top, "thinking", _thinking, "an object")
+    budget = thinking.budget_tokens or 0 if thinking is not None else 0
+    return max(1, -(-budget // (most or 1)))
 
 
 def check_cache(cache: _Cache | None, parts: Parts) -> None:

@@ -1,12 +1,21 @@
-"""The parts of prompts that are no text, in the bodies of operations beside chat completions: how many, and their bytes."""
+"""The parts of prompts in the bodies of operations beside chat completions: how many are no text, their bytes, and their keys.
+
+A part is judged by some of its keys. One that it has twice is read by decoders in two ways, and so is one in another spelling
+(`Type`): an object with either is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Generator, Mapping
+from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from gateway.base.errors import Refused
-from gateway.chat.prompt import ENCODED_TOKENS, MAX_PARTS, PromptBound
+from gateway.chat.fields import fold
+from gateway.chat.prompt import ENCODED_TOKENS, MAX_PARTS, WINDOW, PromptBound
 from gateway.chat.usage import BYTES_PER_TOKEN
 
 IMAGE, SOUND, FILE = range(3)
@@ -16,6 +25,35 @@ MOST_REFERENCES: Final = 1000
 """Ids of what an upstream keeps that one request may name."""
 MOST_LEVELS: Final = 4
 """Levels of parts within parts. Each is read once more, so that deeper ones would take time without end."""
+
+MAX_KEYS: Final = 64
+"""Keys of an item, a block, a message or a tool. The APIs have twenty at most."""
+MAX_KEY: Final = 64
+"""Letters of a key that are compared."""
+JUDGED: Final = frozenset(
+    (
+        *(
+            "type",
+            "id",
+            "role",
+            "content",
+            "output",
+            "summary",
+            "encrypted_content",
+            "image_url",
+            "file_data",
+            "input_audio",
+        ),
+        *("source", "media_type", "data", "cache_control", "ttl", "model", "tools", "edits"),
+    )
+)
+"""The keys by which items, blocks, messages and tools are judged."""
+_FOLDED: Final = frozenset(map(fold, JUDGED))
+_KEY: Final = re.compile(rb'[\s,]*"([^"\\]*(?:\\.[^"\\]*)*)"\s*:\s*')
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+_text = msgspec.json.Decoder(str)
 
 
 class Parts:
@@ -62,3 +100,61 @@ class Parts:
     def estimate(self) -> int:
         """An estimate of the tokens of the prompt."""
         return -(-max(self.size - self.encoded, 0) // BYTES_PER_TOKEN) + sum(self.counts) * ENCODED_TOKENS
+
+
+def check_keys(name: str, raw: msgspec.Raw, level: int = 1) -> None:
+    """Check the keys of an object in the field `name`, and of those in it by which it is judged. Raises `Refused`.
+
+    Raises `msgspec.DecodeError` for what is no object.
+    """
+    Parts.check_level(name, level)
+    top = _object.decode(raw)
+    if len(top) > MAX_KEYS:
+        raise Refused(400, "invalid_request", f"'{name}' has an object with more than {MAX_KEYS} keys.", param=name)
+    for key, value in top.items():
+        if key not in JUDGED:
+            if _is_another_spelling(key[:MAX_KEY]):
+                raise _unclear(name, key, "is another spelling of a key that is checked")
+        elif bytes(memoryview(value)[:1]) == b"{":
+            check_keys(name, value, level + 1)
+        elif key == "edits":
+            for each in _list.decode(value):
+                check_keys(name, each, level + 1)
+    # Without spaces, escapes and repetitions, an object is as long as its keys and values with what stands between them.
+    least = 1 + sum(len(key) + 4 for key in top) + sum(len(memoryview(value)) for value in top.values())
+    if top and least != len(memoryview(raw)):
+        _check_once(name, raw, top)
+
+
+def check_each(name: str, top: Mapping[str, msgspec.Raw], given: bool) -> Generator[None, None, None]:
+    """Check the keys of the objects in the field `name`, if it is `given`. Raises `Refused`."""
+    for number, raw in enumerate(_list.decode(top[name]) if given else (), 1):
+        check_keys(name, raw)
+        if number % SOME == 0 or len(memoryview(raw)) > WINDOW:
+            yield
+
+
+def _check_once(name: str, raw: msgspec.Raw, top: Mapping[str, msgspec.Raw]) -> None:
+    """Follow the keys of an object. Each value must be the one that was decoded for its key, which is the last of several."""
+    text, at, seen, key = bytes(raw), 1, set[str](), ""
+    while (match := _KEY.match(text, at)) is not None:
+        key = _text.decode(b'"%b"' % match[1])
+        value = bytes(top[key])
+        if key in seen or not text.startswith(value, match.end()):
+            raise _unclear(name, key, "comes twice")
+        seen.add(key)
+        at = match.end() + len(value)
+    if text[at:].strip() != b"}":  # a longer value that begins like the last one
+        raise _unclear(name, key, "comes twice")
+
+
+@lru_cache(1024)
+def _is_another_spelling(key: str) -> bool:
+    return fold(key) in _FOLDED
+
+
+def _unclear(name: str, key: str, why: str) -> Refused:
+    shown = ascii(key[:MAX_KEY])[1:-1]
+    return Refused(
+        400, "invalid_request", f"'{shown}' within '{name}' {why}. Send each key once, as documented.", param=name
+    )

@@ -17,7 +17,15 @@ from gateway.base.errors import Refused, render
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, check_option_names, unpriced
-from gateway.chat.prompt import ABSENT, DATA_URL, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, rewritten
+from gateway.chat.prompt import (
+    ABSENT,
+    DATA_URL,
+    MESSAGE_ALLOWANCE,
+    REQUEST_ALLOWANCE,
+    TOOLS_ALLOWANCE,
+    WINDOW,
+    rewritten,
+)
 from gateway.chat.request import (
     Body,
     BodyRules,
@@ -31,7 +39,7 @@ from gateway.chat.request import (
 from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
-from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts
+from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
 from gateway.operations.response_events import ITEMS, ResponseEvents, WatchedResponseEvents, item_ids
 from gateway.operations.typed_events import NULL
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
@@ -312,6 +320,7 @@ def not_served(param: str) -> Refused:
 
 def _check_tools(top: dict[str, msgspec.Raw], rules: BodyRules, parts: Parts) -> Generator[None, None, None]:
     tools = field(top, "tools", _tools, "an array of objects") or []
+    yield from check_each("tools", top, bool(tools))
     if not all(tool.own for tool in tools) and "tools" not in rules.allow_fields:
         found = next((tool.type for tool in tools if not tool.own and tool.type.replace("_", "").isalnum()), "")
         shown = f"turn off {found[:64]}, and " if found else ""
@@ -326,6 +335,7 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
     parts.check_level("input", level)
     for number, raw in enumerate(items, 1):
         try:
+            check_keys("input", raw)
             item = _item.decode(raw)
             values = [getattr(item, name) for name in _NESTED]
             nested = [_raws.decode(value) for value in values if bytes(memoryview(value)[:1]) == b"["]
@@ -350,7 +360,7 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
             parts.text += yield from rewritten(raw)
         for inner in nested:
             yield from _count_items(inner, parts, any_type, level + 1)
-        if number % SOME == 0:
+        if number % SOME == 0 or len(memoryview(raw)) > WINDOW:
             yield
 
 

@@ -390,6 +390,108 @@ def test_no_tier_is_asked_for_where_none_has_a_price(name: str) -> None:
         assert (refused.value.status, refused.value.code) == (400, "unpriced_option")
 
 
+TOLD_TWICE = (
+    '{"type": "message", "role": "user", "content": "a", "type": "item_reference", "id": "x"}',
+    '{"type":"item_reference","id":"x","id":"y"}',
+    '{"type":"message","role":"user","content":[{"type":"input_image","type":"input_text","text":"a"}]}',
+    r'{"type":"message","role":"user","content":"a","\u0074ype":"item_reference"}',
+    '{"Type":"item_reference","id":"x","role":"user","content":"a"}',
+    '{"type":"message","role":"user","content":"a","c_ontent":"b"}',
+    '{"type":"message","role":"user","content":"a","x":{},"y":[{"x":1}],"x":{}}',
+    '{"type":"message","role":"user","content":[{"type":"input_audio","input_audio":{"data":"a","data":"b"}}]}',
+)
+TOOLS_TWICE = (
+    '{"type":"web_search","type":"function","name":"a"}',
+    '{"type":"function","name":"a","Type":"web_search"}',
+    '{"type":"function","name":"a","t\u0079pe":"web_search"}',
+)
+
+
+@pytest.mark.parametrize("raw", TOLD_TWICE)
+@pytest.mark.parametrize("spaces", ["", " ", "\n  "])
+def test_an_item_says_each_thing_once(raw: str, spaces: str) -> None:
+    given = raw.replace(",", f",{spaces}").replace(":", f"{spaces}:{spaces}")
+    for wire, fields in (
+        (ResponsesFormat(), f'{{"model":"m","input":[{given}]}}'),
+        (MessagesFormat(), f'{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":[{given}]}}]}}'),
+    ):
+        with pytest.raises(Refused, match=r"comes twice|another spelling"):
+            body(wire, fields.encode())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '"cache_control":{"ttl":"1h","ttl":"5m"}',
+        '"context_management":{"edits":[{"type":"compact_1","type":"clear_1"}]}',
+        '"context_management":{"edits":[{"type":"compact_1"}],"edits":[]}',
+        '"thinking":{"type":"enabled","budget_tokens":900,"budget_tokens":9}',
+        '"system":[{"type":"text","text":"a","cache_control":{"ttl":"1h","ttl":"5m"}}]',
+    ],
+)
+def test_the_settings_of_a_message_say_each_thing_once(raw: str) -> None:
+    with pytest.raises(Refused, match="comes twice"):
+        body(
+            MessagesFormat(),
+            f'{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":"a"}}],{raw}}}'.encode(),
+        )
+
+
+@pytest.mark.parametrize("raw", TOOLS_TWICE)
+def test_a_tool_says_each_thing_once(raw: str) -> None:
+    for wire, fields in (
+        (ResponsesFormat(), f'{{"model":"m","input":"a","tools":[{raw}]}}'),
+        (
+            MessagesFormat(),
+            f'{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":"a"}}],"tools":[{raw}]}}',
+        ),
+    ):
+        with pytest.raises(Refused, match=r"comes twice|another spelling"):
+            body(wire, fields.encode())
+
+
+@pytest.mark.parametrize("ascii_alone", [False, True])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_items_of_any_form_pass_that_say_each_thing_once(ascii_alone: bool, indent: int | None) -> None:
+    item: dict[str, Any] = {
+        "type": "message",
+        "role": "user",
+        '\u00e9"\\\n': "\U0001f600",
+        "content": [{"type": "input_text", "text": "a"}],
+    }
+    item |= {"empty": {}, "none": [], "deep": {"type": {"a": [1, {"type": 2}]}}, "": "", ",": '":"', ":": '","'}
+    raw = json.dumps({"model": "m", "input": [item]}, ensure_ascii=ascii_alone, indent=indent)
+    body(ResponsesFormat(), raw.encode())
+
+
+def test_an_item_has_few_keys() -> None:
+    item = {"type": "message", "role": "user", "content": "a", **{f"k{number}": 1 for number in range(64)}}
+    with pytest.raises(Refused, match="more than 64 keys"):
+        body(ResponsesFormat(), {"model": "m", "input": [item]})
+
+
+def test_tools_that_the_upstream_describes_are_held_by_their_kind() -> None:
+    """By Anthropic's guides, "Computer use", "Text editor" and "Bash": 735 and 499, 700 and 245 tokens."""
+    fields: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    for kind, told in (("computer_20250124", 735 + 499), ("text_editor_20250429", 700), ("bash_20250124", 245)):
+        tools = [{"type": kind, "name": "a"}]
+        plain = body(MessagesFormat(), {**fields, "tools": [{"name": f"a{kind}{' ' * 12}"}]})
+        assert (
+            body(MessagesFormat(), {**fields, "tools": tools}).prompt_tokens_bound() - told
+            >= plain.prompt_tokens_bound()
+        )
+        twice = body(MessagesFormat(), {**fields, "tools": tools * 2}).prompt_tokens_bound()
+        assert twice - told * 2 >= plain.prompt_tokens_bound()
+
+
+@pytest.mark.parametrize(("budget", "times"), [(None, 1), (1, 1), (100, 1), (101, 2), (250, 3)])
+def test_thinking_beyond_the_ceiling_is_held(budget: int | None, times: int) -> None:
+    fields = {**MESSAGE, "thinking": {"type": "enabled", "budget_tokens": budget}}
+    asked = body(MessagesFormat(), fields)
+    assert (asked.n, asked.max_tokens) == (times, 100)
+    assert json.loads(b"".join(asked.upstream("m", "max_tokens", None, ask_usage=True))) == fields
+
+
 @pytest.mark.parametrize("wire", [MessagesFormat(), ResponsesFormat()])
 def test_parts_within_parts_have_few_levels(wire: WireFormat) -> None:
     part: dict[str, Any] = {"type": "text", "text": "a"}
