@@ -261,10 +261,12 @@ class Quota(Plugin):
         return (price, full, budgets) if falls_back else None
 
     def _served(self, exchange: Exchange, hold: PlacedHold) -> Price:
-        """Return the price of the service tier that the answer names, where the request asked for one."""
+        """Return the price of the service tier that the answer names, also where the request asked for none."""
         asked = hold.service_tier
-        price = self.catalogue.price(exchange.model, exchange[Caller].group) if asked else None
         told = exchange.attempts[-1].service_tier if exchange.attempts else exchange.answer_tier
+        if not asked and (not told or told == "default"):
+            return hold.price
+        price = self.catalogue.price(exchange.model, exchange[Caller].group)
         return price.served(asked, told) if price else hold.price
 
     async def _most(self, exchange: Exchange, price: Price, billed: int = 0) -> int:

@@ -34,6 +34,8 @@ MAX_COST_MICROS: Final = 10**15
 LEARN_EVERY_S: Final = 5.0
 LEARN_FROM_S: Final = 0.2
 """A shorter answer says more about the connection than about the pace."""
+SLOW_PER_S: Final = 10.0
+"""Tokens a second of a model of which no whole answer is known. Most generate some times as many."""
 LEARN_SHARE: Final = 0.25
 """The share of the newest answer in the pace."""
 
@@ -177,13 +179,15 @@ class Pace:
     """The pace at which a model generates: of one that also thinks unseen, for answers that are left before their usage.
 
     It is learned from whole answers with a usage that tells more output than their text shows, a third of it at least. Of other
-    models, and until the first such answer, it is 0: their text is all that is known.
+    models, and until the first such answer, it is 0: their text is all that is known. Of an answer in JSON no text is known before
+    its end: `all_per_s` is the pace of all output of any model, and until the first whole answer a slow one.
     """
 
-    __slots__ = ("_learn_at", "tokens_per_s")
+    __slots__ = ("_learn_at", "all_per_s", "tokens_per_s")
 
     def __init__(self) -> None:
         self.tokens_per_s = 0.0
+        self.all_per_s = 0.0
         self._learn_at = 0.0
 
     def learn(self, usage: Usage, visible: Callable[[], int], began: float) -> None:
@@ -192,13 +196,14 @@ class Pace:
         if now < self._learn_at or usage.source != "upstream" or now - began < LEARN_FROM_S:
             return
         self._learn_at = now + LEARN_EVERY_S
+        pace = usage.completion_tokens / (now - began)
+        self.all_per_s += (pace - self.all_per_s) * (LEARN_SHARE if self.all_per_s else 1)
         if visible() * 3 <= usage.completion_tokens * 2:
-            pace = usage.completion_tokens / (now - began)
             self.tokens_per_s += (pace - self.tokens_per_s) * (LEARN_SHARE if self.tokens_per_s else 1)
 
-    def tokens(self, seconds: float) -> int:
-        """Return the tokens that are generated in some time."""
-        return ceil(self.tokens_per_s * seconds)
+    def tokens(self, seconds: float, *, streamed: bool = True) -> int:
+        """Return the tokens that are generated in some time, and of an answer that is `streamed` are not in its text."""
+        return ceil((self.tokens_per_s if streamed else self.all_per_s or SLOW_PER_S) * seconds)
 
 
 def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:

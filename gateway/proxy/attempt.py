@@ -329,8 +329,8 @@ class UpstreamCall:
         return UpstreamFailure(self.exchange.stopped or unavailable(), final=True)
 
     def tokens_by_time(self) -> int:
-        """Return the output tokens of the time since the call began, at the pace of the model: 0 where none is known."""
-        return self.pace.tokens(time.monotonic() - self.began)
+        """Return the output tokens of the time since the call began, at the pace of the model, that no text shows."""
+        return self.pace.tokens(time.monotonic() - self.began, streamed=self.streamed)
 
     def meter_stream(self, relay: Relay, reason: EndReason) -> None:
         """Set the usage of a stream that has ended, and learn from it. The time counts where the end is the caller's doing."""

@@ -158,7 +158,10 @@ async def test_a_free_model_has_its_cost(store_url: str, client: Client, tmp_pat
 @pytest.mark.parametrize(
     ("asked", "told", "factor"),
     [
-        (None, "priority", 1),
+        (None, "priority", 2),
+        (None, "flex", 0.5),
+        (None, "premium", 1),
+        (None, None, 1),
         ("default", "default", 1),
         ("auto", "default", 1),
         ("auto", "priority", 2),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
+from gateway.chat.usage import SLOW_PER_S
 from gateway.fake_upstream.modes import THOUGHTS
 from gateway.fake_upstream.server import FakeUpstream
 from gateway.store.client.client import Client
@@ -113,6 +114,27 @@ async def test_a_json_answer_that_is_left_is_read_on_for_its_usage(
         record = await left(gateway, await gateway.token(), after_s=0.2, stream=False)
         assert (record.outcome, record.usage_source) == (Outcome.CALLER_GONE, "upstream")
         assert record.completion_tokens == WORDS
+
+
+@pytest.mark.parametrize("mode", ["words", "slow-first", "silent"])
+async def test_a_json_answer_that_is_left_for_good_costs_its_time(
+    store_url: str, client: Client, tmp_path: Path, mode: str
+) -> None:
+    """Of a model of which no whole answer is known, at a slow pace; else at the pace of its answers."""
+    async with in_front_of("silent", tmp_path, store_url, CANCEL) as (gateway, upstream):
+        token = await gateway.token()
+        record = await left(gateway, token, after_s=1.0, stream=False)
+        assert record.completion_tokens == pytest.approx(SLOW_PER_S * record.duration_ms / 1000, abs=1)
+        assert await charged(gateway) == record.charge_micros == record.prompt_tokens + 2 * record.completion_tokens
+        if mode == "silent":
+            return
+        upstream.mode = mode  # in JSON, both modes answer at once or after a second, with WORDS
+        assert (await ask(gateway.port, chat(token))).whole
+        whole = (await end_records(gateway))[-1]
+        upstream.mode = "silent"
+        record = await left(gateway, token, after_s=0.5, stream=False)
+        expected = whole.completion_tokens * record.duration_ms / whole.duration_ms
+        assert record.completion_tokens == pytest.approx(expected, rel=0.1, abs=2)
 
 
 async def test_the_time_that_is_read_on_counts_where_no_usage_comes_in_time(
