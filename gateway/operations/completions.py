@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.chat.answers import Response
 from gateway.chat.events import EventStream, WatchedEvents
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, check_option_names
 from gateway.chat.prompt import PromptBound
@@ -23,7 +24,8 @@ from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.channel import Channel
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.input_only import count_texts
-from gateway.operations.wire_format import CheckedBody
+from gateway.operations.typed_events import NULL, part, text_size
+from gateway.operations.wire_format import CheckedBody, JsonAnswer
 
 DEFAULT_CEILING: Final = 16
 """The most tokens of an answer without `max_tokens`, as OpenAI's API has it. Other upstreams would go on without end."""
@@ -49,6 +51,22 @@ class CompletionsBody(CheckedBody, frozen=True):
     """A checked body. `n`: how many answers are generated, of which `shown` are sent."""
 
     shown: int = 1
+
+
+class _Choice(msgspec.Struct):
+    text: msgspec.Raw = NULL
+
+
+_choices = msgspec.json.Decoder(list[_Choice])
+
+
+class CompletionAnswer(JsonAnswer, frozen=True):
+    """A completion that is not a stream. Its `logprobs` may have megabytes, which are not decoded."""
+
+    def estimate_output(self) -> int:
+        """Return the estimated tokens of its texts."""
+        texts = part(_choices, self.top.get("choices", NULL)) or []
+        return -(-sum(text_size(each.text) for each in texts) // BYTES_PER_TOKEN)
 
 
 class CompletionsFormat(ChatFormat):
@@ -96,3 +114,8 @@ class CompletionsFormat(ChatFormat):
         kind = WatchedEvents if watched else EventStream
         choices = body.shown if isinstance(body, CompletionsBody) else body.n
         return kind(drop_usage=channel.ask_usage and not body.asked_usage, choices=choices)
+
+    def read(self, text: bytes) -> Response | None:
+        """Return a completion. Raises `ValueError` for what is no JSON."""
+        answer = CompletionAnswer.of(text, "choices")
+        return answer if answer is None or answer.top.get("error", NULL) == NULL else super().read(text)
