@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.operations.operation import SERVED
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat, get
 
@@ -27,7 +29,7 @@ ABOUT = ("GET {}", "GET {}/input_items", "POST {}/cancel", "DELETE {}")
 
 def configuration(*addresses: str, context: str = ", context_length: 1000", keys: tuple[str, ...] = KEYS) -> str:
     channels = "\n".join(
-        f'  up{number}: {{base_url: "{address}", api_keys: [{", ".join(keys)}], {EVERY}}}'
+        f'  up{number}: {{base_url: "{address}", api_keys: [{", ".join(keys)}], {EVERY}, on_caller_gone: cancel}}'
         for number, address in enumerate(addresses)
     )
     names = ", ".join(f"up{number}" for number in range(len(addresses)))
@@ -73,6 +75,14 @@ async def first(gateway: Running, token: str, **fields: Any) -> dict[str, Any]:
         made: dict[str, Any] = json.loads(answer.body)
         return made
     return dict(json.loads(answer.body.rpartition(b"data: ")[2])["response"])
+
+
+class Nobody:
+    holds = balance_micros = 0
+
+
+async def balance(gateway: Running) -> int:
+    return (await gateway.store.accounts.get("tester") or Nobody).balance_micros
 
 
 def naming(made: dict[str, Any]) -> list[dict[str, Any]]:
@@ -206,6 +216,46 @@ async def test_where_the_tokens_are_not_known_the_whole_context_is_held(
         refused = await post(gateway, token, {"input": "four", "previous_response_id": name, "max_output_tokens": 16})
         assert code(refused) == (402, "insufficient_balance")
         assert refused.error["needed_micros"] == 7_000_000 + 2 * 16
+
+
+async def test_a_caller_that_leaves_pays_for_the_conversation_that_was_read(
+    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+) -> None:
+    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+        made = await first(gateway, token)
+        upstreams[0].mode, charges = "silent", []
+        for named in ("", made["id"]):
+            body = {"model": "words", "input": "four", "stream": True, "metadata": {"a": "x" * (40 - len(named))}}
+            body |= {"previous_response_id": named or None}
+            before = await balance(gateway)
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(chat(token, json.dumps(body).encode(), path=RESPONSES))
+            async with asyncio.timeout(PATIENCE_S):
+                while not upstreams[0].requests or b"four" not in upstreams[0].requests.pop().body:
+                    await asyncio.sleep(0.01)
+                writer.close()
+                while (await gateway.store.accounts.get("tester") or Nobody).holds:
+                    await asyncio.sleep(0.01)
+            charges.append(before - await balance(gateway))
+        assert charges[1] - charges[0] == pytest.approx(made["usage"]["total_tokens"], abs=1)
+
+
+async def test_an_answer_can_be_named_while_it_is_sent(
+    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+) -> None:
+    upstreams[0].pace_s = 0.5
+    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(
+            chat(token, json.dumps({"model": "words", "input": "four", "stream": True}).encode(), path=RESPONSES)
+        )
+        started = await reader.readuntil(b"\n\n")
+        while b"data: " not in started:
+            started = await reader.readuntil(b"\n\n")
+        name = json.loads(started.partition(b"data: ")[2])["response"]["id"]
+        assert (await about(gateway, token, ABOUT[0], name)).status == 200
+        assert (await gateway.store.accounts.get("tester") or Nobody).holds == 1
+        writer.close()
 
 
 async def test_an_upstream_that_is_gone_is_not_replaced(
