@@ -244,7 +244,7 @@ class Credentials:
     def next(self, channel: str = "", account: str = "", session: str = "", only: str = "") -> str:
         """Return the credential whose turn it is, or the one that the account may use first where all are set aside.
 
-        Of a `session` it is the same one each time, as long as it may be used. `only`: the fingerprint of the one that must be used.
+        Of a `session` it is the same one each time, as long as it may be used. `only`: the fingerprint of the one to use.
         """
         count = len(self._all)
         if count == 1:
