@@ -50,7 +50,8 @@ def slow_down(*_: object) -> None:
         vars(otel)["EVERY_MS"] = SLOWED * 1000  # batches are sent when they are full, however slow the requests are
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until a signal ends the process."""
     logs.configure()
     uvloop.new_event_loop = Loop
     signal.signal(signal.SIGUSR2, slow_down)
@@ -58,3 +59,7 @@ if __name__ == "__main__":
     listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
     listener.setblocking(False)
     worker.run(loaded, loaded.config.redis, listener, lambda: print("ready", flush=True))
+
+
+if __name__ == "__main__":
+    main()
