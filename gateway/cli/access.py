@@ -7,51 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gateway.admin.actions.action import LARGEST_LONG_PAGE, Scope
 from gateway.base.errors import Misconfigured
 from gateway.cli.account_options import IdArgument
-from gateway.cli.client import ApiOption, account_at, names_in, run_with_client, zone_at
-from gateway.cli.common import (
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    configuration,
-    confirm,
-    point_in_time,
-    print_fields,
-    print_json,
-    print_table,
-)
+from gateway.cli.client import At, command, names_in
+from gateway.cli.common import point_in_time, print_fields, print_json
 from gateway.cli.token import ExpiresOption, shown
 from gateway.config.schema import SCOPES
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.action import ActionClient
     from gateway.admin.actions.audit import AuditEntry
     from gateway.admin.actions.links import Link
-    from gateway.admin.actions.management_tokens import MadeManagementToken, ManagementToken
+    from gateway.admin.actions.management_tokens import ManagementToken
 
 
 admin = typer.Typer(no_args_is_help=True, help="Let people in at the pages of the operator's port: link.")
 
 
-def _scopes_of_link(text: str) -> list[str]:
-    names = [name for part in text.split(",") if (name := part.strip())]
-    if unknown := sorted(set(names) - set(SCOPES)):
-        raise typer.BadParameter(f"there is no scope `{unknown[0]}`; there are {', '.join(SCOPES)}")
-    return names
-
-
-@admin.command()
-def link(
+@command(admin, options=("api", "config", "as_json"))
+async def link(
+    at: At,
     scopes: Annotated[
         str, typer.Option(metavar="NAMES", help="What may be done there, as in read,money. Default: everything.")
     ] = "",
     name: Annotated[
         str, typer.Option(help="Whom it lets in, for the audit log, which also says who made the link.")
     ] = "",
-    api: ApiOption = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Print an address that lets one person in at the pages, once, within ten minutes.
 
@@ -59,18 +40,11 @@ def link(
 
     Example: `gateway admin link --scopes read,money --name alice`
     """
-
-    names = _scopes_of_link(scopes)
-
-    async def work(client: ActionClient) -> Link:
-        from gateway.admin.actions import links
-        from gateway.admin.actions.action import Scope
-
-        named = tuple(Scope(each) for each in names)
-        return await links.create(client, body=links.NewLink(name=name, scopes=named or None))
-
-    address = api or address_of_pages(configuration(config).admin)
-    print_link(run_with_client(config, api, work), address, as_json)
+    names = names_in(scopes)
+    if unknown := sorted(set(names) - set(SCOPES)):
+        raise typer.BadParameter(f"there is no scope `{unknown[0]}`; there are {', '.join(SCOPES)}")
+    address = at.api or address_of_pages(at.config.admin)
+    print_link(await at.do("links.create", name=name, scopes=tuple(map(Scope, names)) or None), address, at.as_json)
 
 
 def print_link(made: Link, address: str, as_json: bool) -> None:
@@ -92,9 +66,7 @@ def address_of_pages(address: str | None) -> str:
     return base(address)
 
 
-def account_link(
-    account_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
+async def account_link(at: At, account_id: IdArgument) -> None:
     """Print an address that lets a caller in at the pages of its own account, once, within ten minutes.
 
     They show its use, its requests, its budgets and its ledger, and make and delete its tokens. The caller stays in for twelve
@@ -103,17 +75,8 @@ def account_link(
 
     Example: `gateway account link alice`
     """
-
-    async def work(client: ActionClient) -> Link:
-        from gateway.admin.actions import links
-
-        return await links.own(client, await account_at(client, account_id))
-
-    made = run_with_client(config, api, work)
-    if not api:
-        settings = configuration(config)
-        api = address_of_pages(settings.portal or settings.admin)
-    print_link(made, api, as_json)
+    made = await at.do("links.own", await at.account(account_id))
+    print_link(made, at.api or address_of_pages(at.config.portal or at.config.admin), at.as_json)
 
 
 TOKEN_COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")
@@ -123,8 +86,9 @@ management_tokens = typer.Typer(
 )
 
 
-@management_tokens.command()
-def create(
+@command(management_tokens)
+async def create(
+    at: At,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who uses it, as in `shop`: it is in the audit log.")],
     scopes: Annotated[
         str,
@@ -134,27 +98,18 @@ def create(
         ),
     ],
     expires: ExpiresOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a management token. It is printed now and cannot be shown again.
 
     Example: `gateway management-tokens create shop --scopes accounts,money,tokens --expires 90d`
     """
-    given = _scopes_of_token(scopes)
-
-    async def work(client: ActionClient) -> tuple[MadeManagementToken, tzinfo]:
-        from gateway.admin.actions import management_tokens
-        from gateway.admin.actions.action import Scope
-        from gateway.admin.actions.management_tokens import NewManagementToken
-
-        zone = await zone_at(client)
-        body = NewManagementToken(name, tuple(map(Scope, given)), expires and expires.at(zone))
-        return await management_tokens.create(client, body=body), zone
-
-    made, zone = run_with_client(config, api, work)
-    if as_json:
+    given = names_in(scopes)
+    if not given or not set(given) <= set(SCOPES):
+        raise typer.BadParameter(f"--scopes: some of {', '.join(SCOPES)}, with commas")
+    zone = await at.zone()
+    expires_at = expires and expires.at(zone)
+    made = await at.do("management_tokens.create", name=name, scopes=tuple(map(Scope, given)), expires_at=expires_at)
+    if at.as_json:
         print_json(made)
         return
     print_fields(dict(zip(TOKEN_COLUMNS, _cells(made, zone), strict=True)))
@@ -162,68 +117,34 @@ def create(
     typer.echo(made.token or "(it was shown when it was made)")
 
 
-@management_tokens.command("list")
-def list_tokens(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False) -> None:
+@command(management_tokens, "list")
+async def list_tokens(at: At) -> None:
     """List the management tokens, also those that have expired. The admin token is not among them.
 
     Example: `gateway management-tokens list`
     """
-
-    async def work(client: ActionClient) -> tuple[list[ManagementToken], tzinfo]:
-        from gateway.admin.actions import management_tokens
-        from gateway.admin.actions.management_tokens import ManagementTokenList
-
-        found: list[ManagementToken] = []
-        after: str | None = ""
-        while after is not None:
-            page = await management_tokens.list_(client, query=ManagementTokenList(1000, after))
-            found += page.data
-            after = page.next
-        return found, await zone_at(client)
-
-    found, zone = run_with_client(config, api, work)
-    if as_json:
-        for token in found:
-            print_json(token)
-        return
+    found, zone = await at.lines("management_tokens.list_", size=1000), await at.zone()
     empty = "There are none yet. Create one: gateway management-tokens create NAME --scopes read"
-    print_table(TOKEN_COLUMNS, (_cells(token, zone) for token in found), empty=empty, optional=("made by", "created"))
+    at.print(found, TOKEN_COLUMNS, lambda each: _cells(each, zone), empty=empty, optional=("made by", "created"))
 
 
-@management_tokens.command()
-def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id; not the token itself.")],
-    yes: YesOption = False,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
+async def _revoke(_: At, token_id: str) -> str:
+    return f"Revoke `{token_id}`?"
+
+
+@command(management_tokens, sure=_revoke)
+async def revoke(
+    at: At, token_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id; not the token itself.")]
 ) -> None:
     """Revoke a management token: nothing is accepted with it from now on.
 
     Example: `gateway management-tokens revoke 1a2b3c4d5e6f --yes`
     """
-    if not yes:
-        confirm(f"Revoke `{token_id}`?")
-
-    async def work(client: ActionClient) -> None:
-        from gateway.admin.actions import management_tokens
-
-        await management_tokens.revoke(client, token_id)
-
-    run_with_client(config, api, work)
-    if as_json:
+    await at.do("management_tokens.revoke", token_id)
+    if at.as_json:
         print_json({"id": token_id, "revoked": True})
     else:
         typer.echo(f"Revoked `{token_id}`.")
-
-
-def _scopes_of_token(text: str) -> list[str]:
-    from gateway.admin.actions.action import Scope
-
-    given = names_in(text)
-    if not given or not set(given) <= set(Scope):
-        raise typer.BadParameter(f"--scopes: some of {', '.join(Scope)}, with commas")
-    return list(given)
 
 
 def _cells(token: ManagementToken, zone: tzinfo) -> tuple[str, ...]:
@@ -242,8 +163,9 @@ AUDIT_COLUMNS = ("at", "actor", "operation", "target", "outcome", "changed")
 audit = typer.Typer(no_args_is_help=True, help="Show who changed what, and how it was before: list.")
 
 
-@audit.command("list")
-def list_audit(
+@command(audit, "list")
+async def list_audit(
+    at: At,
     actor: Annotated[str, typer.Option(help="Only those of whoever's name begins so, as in `command of alice`.")] = "",
     operation: Annotated[str, typer.Option(help="Only this operation, as in tokens.create, or tokens for all.")] = "",
     target: Annotated[
@@ -258,50 +180,21 @@ def list_audit(
         typer.Option(help="Only what operators changed, or what callers changed at their own pages."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many.")] = 50,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show who changed what, newest first: by commands, over the API and at the pages. JSON has it as it was before and after.
 
     Example: `gateway audit list --target alice --since 7d`
     """
 
-    async def work(client: ActionClient) -> list[AuditEntry]:
-        from gateway.admin.actions.action import LARGEST_LONG_PAGE
-        from gateway.admin.actions.audit import AuditLines, list_
+    fields: dict[str, Any] = {"actor": actor, "operation": operation, "target": target, "by": by}
+    lines = await at.lines("audit.list_", size=LARGEST_LONG_PAGE, most=limit, since=(since or 0) // 1000, **fields)
+    empty = "Nothing was changed yet, or nothing of that kind."
+    at.print(lines, AUDIT_COLUMNS, _audit_cells, empty=empty, optional=("changed",))
 
-        found: list[AuditEntry] = []
-        after: str | None = ""
-        while after is not None and len(found) < limit:
-            query = AuditLines(
-                min(limit - len(found), LARGEST_LONG_PAGE),
-                after,
-                actor,
-                operation,
-                target,
-                (since or 0) // 1000,
-                by,
-            )
-            page = await list_(client, query=query)
-            found += page.data
-            after = page.next
-        return found
 
-    entries = run_with_client(config, api, work)
-    if as_json:
-        for entry in entries:
-            print_json(entry)
-        return
-    print_table(
-        AUDIT_COLUMNS,
-        (
-            (entry.at[:19], entry.actor, entry.operation, entry.target, entry.code or entry.outcome, _changed(entry))
-            for entry in entries
-        ),
-        empty="Nothing was changed yet, or nothing of that kind.",
-        optional=("changed",),
-    )
+def _audit_cells(entry: AuditEntry) -> tuple[str, ...]:
+    outcome = entry.code or entry.outcome
+    return entry.at[:19], entry.actor, entry.operation, entry.target, outcome, _changed(entry)
 
 
 def _changed(entry: AuditEntry) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
+from msgspec import UNSET
 
 from gateway.base.amounts import amount
 from gateway.base.ids import utc
@@ -24,6 +25,7 @@ from gateway.cli.account_options import (
     LimitOption,
     TransactionOption,
     budgets_in_words,
+    given,
     given_budgets,
     given_limits,
     limits_in_words,
@@ -31,14 +33,11 @@ from gateway.cli.account_options import (
     positive,
     report_in_words,
 )
-from gateway.cli.client import ApiOption, account_at, account_of, names_in, noted, print_notes, run_with_client
+from gateway.cli.client import USUAL, At, account_of, command, names_in, noted
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
-    YesOption,
-    confirm,
     micros,
-    nothing_given,
     point_in_time,
     print_csv,
     print_fields,
@@ -52,9 +51,7 @@ from gateway.store.accounts import unknown
 from gateway.store.money.archive import YOUNGEST_S, Archive, ArchiveError, Archiver
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.accounts import AccountNow, ChangedAccount
-    from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.money import Booked, Ledger
+    from gateway.admin.actions.money import Ledger
     from gateway.chain.services import Store
     from gateway.store.accounts import Account
     from gateway.store.money.ledger import Line
@@ -65,8 +62,9 @@ PAGE: Final = 1000
 account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
 
 
-@account.command()
-def create(
+@command(account)
+async def create(
+    at: At,
     account_id: Annotated[
         str, typer.Argument(metavar="ID", help="The new account's id: 3 to 32 characters, a-z and 0-9.")
     ],
@@ -76,143 +74,100 @@ def create(
         int | None, typer.Option(parser=positive, metavar="AMOUNT", help="Credit this amount at once, such as 5.00.")
     ] = None,
     external_id: ExternalIdOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create an account. The amount of `--credit` is booked with the transaction id `opening-ID`.
 
     Example: `gateway account create alice --group default --credit 5.00`
     """
 
-    async def work(client: ActionClient) -> Account:
-        from gateway.admin.actions import accounts, money
-        from gateway.admin.actions.accounts import NewAccount
-        from gateway.admin.actions.inputs import GivenBudgets
-        from gateway.admin.actions.money import NewCredit
-
-        budgets = GivenBudgets(**given_budgets(budget))
-        body = NewAccount(account_id, group or "default", budgets=budgets, external_id=external_id or "")
-        created = await accounts.create(client, body=body)
-        if credit is None:
-            return created
-        await money.credit(client, account_id, body=NewCredit(f"opening-{account_id}", credit))
-        return await accounts.read(client, account_id)
-
-    print_account(run_with_client(config, api, work), as_json)
+    fields = {"id": account_id, "group": group or "default", "external_id": external_id or ""}
+    made = await at.do("accounts.create", **fields, budgets=given_budgets(budget))
+    if credit is not None:
+        await at.do("money.credit", account_id, transaction=f"opening-{account_id}", amount_micros=credit)
+        made = await at.do("accounts.read", account_id)
+    print_account(made, at.as_json)
 
 
-@account.command("list")
-def list_(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False) -> None:
+@command(account, "list")
+async def list_(at: At) -> None:
     """List all accounts with their balances, and what these add up to.
 
     Columns that the terminal has no room for are in JSON, which has no total.
 
     Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """
-
-    async def work(client: ActionClient) -> list[Account]:
-        from gateway.admin.actions import accounts
-        from gateway.admin.actions.accounts import AccountQuery
-
-        found: list[Account] = []
-        after: str | None = ""
-        while after is not None:
-            page = await accounts.list_(client, query=AccountQuery(PAGE, after))
-            found += page.data
-            after = page.next
-        return found
-
-    found = run_with_client(config, api, work)
-    if as_json:
+    found = await at.lines("accounts.list_", size=PAGE)
+    if at.as_json:
         for each in found:
             print_json(each)
-        return
-    print_accounts(found)
+    else:
+        print_accounts(found)
 
 
-@account.command()
-def show(
-    account_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
+@command(account)
+async def show(at: At, account_id: IdArgument) -> None:
     """Show an account: status, balance, held amount, limits, and how much of each budget is used.
 
     Example: `gateway account show alice --json`
     """
 
-    async def work(client: ActionClient) -> AccountNow:
-        from gateway.admin.actions import accounts
-
-        return await accounts.read(client, await account_at(client, account_id))
-
-    found = run_with_client(config, api, work)
-    if as_json:
+    found = await at.do("accounts.read", await at.account(account_id))
+    if at.as_json:
         print_json(json_of(found) | {"budget_use": found.budget_use})
     else:
         print_fields(fields_of(found) | dict(map(report_in_words, msgspec.to_builtins(found.budget_use))))
 
 
-@account.command()
-def credit(
+@command(account)
+async def credit(
+    at: At,
     account_id: IdArgument = "",
     value: Annotated[
         int | None, typer.Argument(parser=positive, metavar="AMOUNT", help="The amount, such as 5.00.")
     ] = None,
     transaction: Annotated[str | None, TRANSACTION_OPTION] = None,
     file: FileOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add an amount to the balance, once for each transaction id.
 
     Example: `gateway account credit alice 5.00 --transaction invoice-2041`, or `gateway account credit --from payments.csv`
     """
     if file is not None:
-        run_file(file, config, api, as_json, create=False)
-        raise typer.Exit
+        await run_file(at, file, create=False)
+        return
     if value is None or not transaction:
         raise typer.BadParameter("give an account, an amount and --transaction, or a file with --from")
-
-    async def work(client: ActionClient) -> Account:
-        from gateway.admin.actions import accounts, money
-        from gateway.admin.actions.money import NewCredit
-
-        name = await account_at(client, account_id)
-        _note(await money.credit(client, name, body=NewCredit(transaction, value)))
-        return await accounts.read(client, name)
-
-    print_account(run_with_client(config, api, work), as_json)
+    await _booked(at, "money.credit", account_id, transaction=transaction, amount_micros=value)
 
 
-@account.command(context_settings={"ignore_unknown_options": True})
-def adjust(
+@command(account, context_settings={"ignore_unknown_options": True})
+async def adjust(
+    at: At,
     account_id: IdArgument,
     value: Annotated[int, typer.Argument(parser=micros, metavar="AMOUNT", help="The amount, such as 0.50 or -0.50.")],
     transaction: TransactionOption,
     reason: Annotated[str, typer.Option(help="The reason, which is kept in the ledger.")],
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Correct the balance up or down, once for each transaction id.
 
     Example: `gateway account adjust alice -0.50 --transaction fix-17 --reason "credited twice by hand"`
     """
 
-    async def work(client: ActionClient) -> Account:
-        from gateway.admin.actions import accounts, money
-        from gateway.admin.actions.money import NewAdjustment
-
-        name = await account_at(client, account_id)
-        _note(await money.adjust(client, name, body=NewAdjustment(transaction, value, reason)))
-        return await accounts.read(client, name)
-
-    print_account(run_with_client(config, api, work), as_json)
+    await _booked(at, "money.adjust", account_id, transaction=transaction, amount_micros=value, reason=reason)
 
 
-@account.command("set")
-def set_(
+async def _booked(at: At, action: str, account_id: str, **fields: Any) -> None:
+    """Book a transaction, and print the account after it."""
+    name = await at.account(account_id)
+    booked = await at.do(action, name, **fields)
+    if booked.booked_before:
+        typer.echo(f"The transaction `{booked.transaction}` was booked before: nothing was changed.", err=True)
+    print_account(await at.do("accounts.read", name), at.as_json)
+
+
+@command(account, "set")
+async def set_(
+    at: At,
     account_id: IdArgument,
     budget: BudgetOption,
     group: GroupOption = None,
@@ -229,9 +184,6 @@ def set_(
     requests_per_minute: LimitOption = None,
     tokens_per_minute: LimitOption = None,
     concurrent: LimitOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change an account's settings. What is not given stays as it is.
 
@@ -239,98 +191,54 @@ def set_(
 
     Example: `gateway account set alice --group trial --credit-line 1.00 --budget month=20 --requests-per-minute 600`
     """
-    limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
-
-    async def work(client: ActionClient) -> ChangedAccount:
-        from gateway.admin.actions import accounts
-        from gateway.admin.actions.accounts import AccountChange
-        from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
-
-        given = {
-            "group": group,
-            "credit_line_micros": credit_line,
-            "models": None if models is None else tuple(names_in(models)),
-            "limits": GivenLimits(**limits) if limits else None,
-            "budgets": GivenBudgets(**given_budgets(budget)) if budget else None,
-            "external_id": external_id,
-        }
-        body = AccountChange(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-        if body == AccountChange():
-            raise nothing_given("gateway account set alice --group trial")
-        return await accounts.change(client, await account_at(client, account_id), body=body)
-
-    changed = run_with_client(config, api, work)
-    print_notes(changed.notes)
-    print_account(changed, as_json)
+    changed = await at.change(
+        "accounts.change",
+        await at.account(account_id),
+        "gateway account set alice --group trial",
+        group=given(group),
+        credit_line_micros=given(credit_line),
+        models=UNSET if models is None else names_in(models),
+        limits=given_limits(
+            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, concurrent=concurrent
+        ),
+        budgets=given_budgets(budget),
+        external_id=given(external_id),
+    )
+    print_account(changed, at.as_json)
 
 
-@account.command()
-def suspend(
-    account_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
+@command(account)
+async def suspend(at: At, account_id: IdArgument) -> None:
     """Refuse an account's requests until it is resumed. Those in progress end within two seconds, charged for what they used.
 
     Example: `gateway account suspend alice`
     """
-    _set_status(config, api, account_id, "suspended", as_json)
+    name = await at.account(account_id)
+    print_account(await at.do("accounts.change", name, status="suspended"), at.as_json)
 
 
-@account.command()
-def resume(
-    account_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
+@command(account)
+async def resume(at: At, account_id: IdArgument) -> None:
     """Resume a suspended account.
 
     Example: `gateway account resume alice`
     """
-    _set_status(config, api, account_id, "active", as_json)
+    name = await at.account(account_id)
+    print_account(await at.do("accounts.change", name, status="active"), at.as_json)
 
 
-@account.command()
-def close(
-    account_id: IdArgument,
-    yes: YesOption = False,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
+async def _close(at: At, account_id: str) -> str:
+    found = await at.do("accounts.read", await at.account(account_id))
+    return f"Close `{found.id}`, balance {amount(found.balance_micros)}, permanently?"
+
+
+@command(account, sure=_close)
+async def close(at: At, account_id: IdArgument) -> None:
     """Close an account permanently. Its requests in progress end as with `suspend`; its history is kept.
 
     Example: `gateway account close alice --yes`
     """
-
-    async def look(client: ActionClient) -> Account:
-        from gateway.admin.actions import accounts
-
-        return await accounts.read(client, await account_at(client, account_id))
-
-    async def work(client: ActionClient) -> Account:
-        from gateway.admin.actions import accounts
-
-        return await accounts.close(client, await account_at(client, account_id))
-
-    if not yes:
-        found = run_with_client(config, api, look)
-        text = f"Close `{found.id}`, balance {amount(found.balance_micros)}, permanently?"
-        confirm(text)
-    print_account(run_with_client(config, api, work), as_json)
-
-
-def _set_status(
-    config: Path | None, api: str | None, account_id: str, status: Literal["active", "suspended"], as_json: bool
-) -> None:
-    async def work(client: ActionClient) -> Account:
-        from gateway.admin.actions import accounts
-        from gateway.admin.actions.accounts import AccountChange
-
-        return await accounts.change(client, await account_at(client, account_id), body=AccountChange(status=status))
-
-    print_account(run_with_client(config, api, work), as_json)
-
-
-def _note(booked: Booked) -> None:
-    if booked.booked_before:
-        typer.echo(f"The transaction `{booked.transaction}` was booked before: nothing was changed.", err=True)
+    print_account(await at.do("accounts.close", await at.account(account_id)), at.as_json)
 
 
 OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
@@ -409,13 +317,11 @@ def print_accounts(accounts: Sequence[Account]) -> None:
 ARCHIVED: Final = "archived"
 
 
-def ledger(
+@command(account, options=(*USUAL, "as_csv"))
+async def ledger(
+    at: At,
     account_id: Annotated[str, typer.Argument(metavar="ID", help="The account's id.")],
     limit: Annotated[int, typer.Option(min=1, help="How many lines to list at most.")] = 50,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")] = False,
 ) -> None:
     """List what changed an account's balance, newest first: credits, adjustments, and the charge of each request.
 
@@ -425,39 +331,16 @@ def ledger(
     Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
     """
 
-    async def work(client: ActionClient) -> tuple[str, Ledger]:
-        name = await account_at(client, account_id)
-        return name, await _read(client, name, limit)
-
-    name, found = run_with_client(config, api, work)
-    rows = [*map(_row, found.data), *_archived(found)]
-    if as_csv:
+    name = await at.account(account_id)
+    pages = [page async for page in at.pages("money.ledger", name, size=PAGE, most=limit)]
+    rows = [*(_row(line) for page in pages for line in page.data), *_archived(pages[-1])]
+    if at.as_csv:
         print_csv(rows)
-    elif as_json:
-        for row in rows:
-            print_json(row)
     else:
-        print_table(
-            ("time (UTC)", "kind", "amount", "request or transaction"),
-            map(_cells, rows),
-            empty=f"The ledger of `{name}` has no lines yet.",
-        )
-    if found.next:
+        empty = f"The ledger of `{name}` has no lines yet."
+        at.print(rows, ("time (UTC)", "kind", "amount", "request or transaction"), _cells, empty=empty)
+    if pages[-1].next:
         typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)
-
-
-async def _read(client: ActionClient, account: str, limit: int) -> Ledger:
-    """Return the newest lines, up to `limit`, read in parts."""
-    from gateway.admin.actions import money
-    from gateway.admin.actions.money import LedgerLines
-
-    lines: list[Line] = []
-    while True:
-        query = LedgerLines(min(PAGE, limit - len(lines)), lines[-1].id if lines else "")
-        page = await money.ledger(client, account, query=query)
-        lines += page.data
-        if not page.next or len(lines) >= limit:
-            return msgspec.structs.replace(page, data=lines)
 
 
 def _row(line: Line) -> dict[str, Any]:
@@ -561,10 +444,9 @@ def _print_moved(moved: Moved, as_json: bool) -> None:
         typer.echo(f"{moved.account}: {counted(moved.lines, 'line')} moved to {moved.file}")
 
 
-account.command()(ledger)
 account.command()(archive)
-account.command("link")(account_link)
-account.command("import")(import_)
+command(account, "link")(account_link)
+command(account, "import")(import_)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import re
 import time
@@ -13,11 +14,10 @@ import typer
 
 from gateway.base.errors import Misconfigured, StoreAway
 from gateway.base.text import counted, shown
-from gateway.cli.client import EXTERNAL, ApiOption, run_with_client
-from gateway.cli.common import ConfigOption, JsonOption, amount, micros, print_json
+from gateway.cli.client import EXTERNAL, At
+from gateway.cli.common import amount, micros, print_json
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.action import ActionClient
     from gateway.admin.actions.imports import AccountRow, CreditRow, Imported
 
     Row = AccountRow | CreditRow
@@ -26,9 +26,6 @@ TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 COLUMNS: Final = {"id", "external_id", "group", "amount", "transaction"}
 BATCHES_AT_ONCE: Final = 2
 PROGRESS_S: Final = 1.0
-TRIES: Final = 3
-PAUSE_S: Final = 1.0
-"""Between two tries of a batch that another machine did not answer."""
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file whose first line names its columns.")]
 FileOption = Annotated[
@@ -43,9 +40,7 @@ class WrongRow(Exception):
     """A line that cannot be done."""
 
 
-def import_(
-    file: FileArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
+async def import_(at: At, file: FileArgument) -> None:
     """Create the accounts of a CSV file that are not there yet, and credit them.
 
     Columns: `id`, and if you like `external_id`, `group`, `amount` and `transaction` (default: `opening-ID`). Repeating it changes
@@ -54,10 +49,10 @@ def import_(
 
     Example: `gateway account import customers.csv`
     """
-    run_file(file, config, api, as_json, create=True)
+    await run_file(at, file, create=True)
 
 
-def run_file(file: Path, config: Path | None, api: str | None, as_json: bool, *, create: bool) -> None:
+async def run_file(at: At, file: Path, *, create: bool) -> None:
     """Do what a file says, and print a report. With `create`, accounts that are missing are created."""
     from gateway.admin.actions.imports import Imported
 
@@ -65,14 +60,14 @@ def run_file(file: Path, config: Path | None, api: str | None, as_json: bool, *,
     rows = list(_rows(file, report, create=create))
     report.rows = len(rows) + len(report.refused)
     try:
-        run_with_client(config, api, lambda client: _do(client, rows, report, tries=1 if api is None else TRIES))
+        await _do(at, rows, report)
     except StoreAway:
-        if not as_json:
+        if not at.as_json:
             _print(report)
             typer.echo("Of the rest, some may be done; run it again: what is booked is not booked twice.", err=True)
         raise
     report.refused.sort(key=lambda refused: refused.line)
-    if as_json:
+    if at.as_json:
         print_json(report)
     else:
         _print(report)
@@ -80,26 +75,18 @@ def run_file(file: Path, config: Path | None, api: str | None, as_json: bool, *,
         raise typer.Exit(1)
 
 
-async def _do(client: ActionClient, rows: Sequence[Row], report: Imported, *, tries: int) -> None:
-    """Do all rows in batches, and say how far it is. A batch that was not answered is sent again: each row of it is done once."""
-    import asyncio
-
-    from gateway.admin.actions.imports import MOST_ROWS
+async def _do(at: At, rows: Sequence[Row], report: Imported) -> None:
+    """Do all rows in batches, and say how far it is."""
+    from gateway.admin.actions.imports import MOST_ROWS, AccountRow
 
     batches = iter([rows[first : first + MOST_ROWS] for first in range(0, len(rows), MOST_ROWS)])
+    action = "imports.accounts" if rows and isinstance(rows[0], AccountRow) else "imports.credits_"
     done, said = 0, time.monotonic()
 
     async def work() -> None:
         nonlocal done, said
         for batch in batches:
-            for left in reversed(range(tries)):
-                try:
-                    report.add(await _send(client, batch))
-                    break
-                except StoreAway:
-                    if not left:
-                        raise
-                    await asyncio.sleep(PAUSE_S)
+            report.add(await at.do(action, rows=tuple(batch)))
             done += len(batch)
             if time.monotonic() - said >= PROGRESS_S:
                 said = time.monotonic()
@@ -112,17 +99,6 @@ async def _do(client: ActionClient, rows: Sequence[Row], report: Imported, *, tr
         for task in workers:
             task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-
-
-async def _send(client: ActionClient, batch: Sequence[Row]) -> Imported:
-    from gateway.admin.actions import imports
-    from gateway.admin.actions.imports import AccountRow, AccountRows, CreditRow, CreditRows
-
-    if isinstance(batch[0], AccountRow):
-        return await imports.accounts(
-            client, body=AccountRows(tuple(row for row in batch if isinstance(row, AccountRow)))
-        )
-    return await imports.credits_(client, body=CreditRows(tuple(row for row in batch if isinstance(row, CreditRow))))
 
 
 def _rows(file: Path, report: Imported, *, create: bool) -> Iterator[Row]:

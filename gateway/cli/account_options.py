@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import typer
+from msgspec import UNSET, UnsetType
 
 from gateway.cli.account_file import TRANSACTION
 from gateway.cli.common import amount, micros
 from gateway.config.schema import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
 from gateway.domain.facts import AccountLimits, Budgets
+
+if TYPE_CHECKING:
+    from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
+
+Result = TypeVar("Result")
 
 
 def positive(text: str) -> int:
@@ -130,21 +136,24 @@ TokenLimitOption = Annotated[
 ]
 
 
-def given_budgets(given: Sequence[GivenBudget]) -> dict[str, int | None]:
-    """Return the fields of `Budgets` that the options set."""
-    return {each.window: each.value for each in given}
+def given(value: Result | None) -> Result | UnsetType:
+    """Return what an option says, or UNSET where it is not there."""
+    return UNSET if value is None else value
 
 
-def given_limits(
-    requests_per_minute: int | None, tokens_per_minute: int | None, concurrent: int | None
-) -> dict[str, int | None]:
-    """Return the fields of `AccountLimits` that the options set; None for those that they take away."""
-    options = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "concurrent": concurrent,
-    }
-    return {name: value or None for name, value in options.items() if value is not None}
+def given_budgets(options: Sequence[GivenBudget]) -> GivenBudgets | UnsetType:
+    """Return the budgets that the options set or take away; UNSET where there are none."""
+    from gateway.admin.actions.inputs import GivenBudgets
+
+    return GivenBudgets(**{each.window: each.value for each in options}) if options else UNSET
+
+
+def given_limits(**options: int | None) -> GivenLimits | UnsetType:
+    """Return the limits that the options set, or take away by 0; UNSET where there are none."""
+    from gateway.admin.actions.inputs import GivenLimits
+
+    limits = {name: value or None for name, value in options.items() if value is not None}
+    return GivenLimits(**limits) if limits else UNSET
 
 
 def report_in_words(report: Mapping[str, Any]) -> tuple[str, str]:

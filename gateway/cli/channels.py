@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.base.ids import utc
-from gateway.cli.client import ApiOption, run_with_client, run_without_store
-from gateway.cli.common import (
-    ConfigOption,
-    JsonOption,
-    print_json,
-    print_table,
-    printable,
-)
+from gateway.cli.client import ApiOption, At, command, print_lines, run
+from gateway.cli.common import ConfigOption, JsonOption, print_json, print_table, printable
 from gateway.store.channels import CredentialState
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.channels import ChannelNow, ChannelTestResult
+    from gateway.admin.actions.channels import ChannelNow
 
 
 channels = typer.Typer()
@@ -47,22 +40,13 @@ def show(
     if context.invoked_subcommand is not None:
         return
 
-    async def work(client: ActionClient) -> list[ChannelNow]:
-        from gateway.admin.actions import channels
-
-        return (await channels.list_(client)).data
-
-    shown = run_with_client(config, api, work, with_keys=True)
-    if as_json:
-        for each in shown:
-            print_json(each)
-        return
+    page = run(config, api, lambda client: At(client).do("channels.list_"), keys=True)
+    shown: list[ChannelNow] = page.data
     columns = ("channel", "condition", "calls", "success", "429", "first event p95", "in flight", "last error")
-    print_table(
-        columns,
-        map(_row, shown),
-        empty="There are no channels in the configuration; add one under `channels:`.",
-    )
+    empty = "There are no channels in the configuration; add one under `channels:`."
+    print_lines(shown, columns, _row, as_json, empty=empty)
+    if as_json:
+        return
     _print_below(("channel", "disabled since", "by", "reason"), [row for each in shown for row in _disabled(each)])
     _print_below(("channel", "request"), [(each.channel, each.request) for each in shown if each.request])
     aside = [row for each in shown for row in _aside(each)]
@@ -75,14 +59,13 @@ def _print_below(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
         print_table(columns, rows, empty="")
 
 
-@channels.command()
-def disable(
+@command(channels, options=("config", "api"))
+async def disable(
+    at: At,
     name: NameArgument,
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help=f"Why, at most {MOST_REASON} characters: `gateway channels` shows it.")
     ] = "",
-    config: ConfigOption = None,
-    api: ApiOption = None,
 ) -> None:
     """Disable a channel: it gets no new requests until it is enabled. Open streams continue.
 
@@ -93,28 +76,18 @@ def disable(
     if len(reason) > MOST_REASON:
         raise typer.BadParameter(f"a reason has at most {MOST_REASON} characters; this one has {len(reason)}")
 
-    async def work(client: ActionClient) -> None:
-        from gateway.admin.actions import channels
-
-        await channels.disable(client, name, body=channels.DisablingReason(reason))
-
-    run_with_client(config, api, work)
+    await at.do("channels.disable", name, reason=reason)
     typer.echo(f"{name} is disabled; gateways notice within a second")
 
 
-@channels.command()
-def enable(name: NameArgument, config: ConfigOption = None, api: ApiOption = None) -> None:
+@command(channels, options=("config", "api"))
+async def enable(at: At, name: NameArgument) -> None:
     """Enable a channel, and end its cool-down.
 
     Example: `gateway channels enable openai`
     """
 
-    async def work(client: ActionClient) -> None:
-        from gateway.admin.actions import channels
-
-        await channels.enable(client, name)
-
-    run_with_client(config, api, work)
+    await at.do("channels.enable", name)
     typer.echo(f"{name} is enabled; gateways notice within a second")
 
 
@@ -126,15 +99,14 @@ class SwitchWord(StrEnum):
     TRY = "try"
 
 
-@channels.command()
-def credential(
+@command(channels, options=("config", "api"), keys=True)
+async def credential(
+    at: At,
     name: NameArgument,
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=0, help="Its index in `api_keys`, counted from 0.")],
     switch: Annotated[
         SwitchWord, typer.Argument(metavar="on|off|try", help="try: use one that was refused again now.")
     ],
-    config: ConfigOption = None,
-    api: ApiOption = None,
 ) -> None:
     """Switch a credential of a channel off or on for all gateways, or let one that the upstream refused be tried again.
 
@@ -144,12 +116,7 @@ def credential(
     Example: `gateway channels credential openai 1 off`
     """
 
-    async def work(client: ActionClient) -> None:
-        from gateway.admin.actions import channels
-
-        await channels.credential(client, name, str(number), body=channels.Switch(switch.value))
-
-    run_with_client(config, api, work, with_keys=True)
+    await at.do("channels.credential", name, str(number), state=switch.value)
     now = {SwitchWord.ON: "is switched on", SwitchWord.OFF: "is switched off", SwitchWord.TRY: "may be used again"}[
         switch
     ]
@@ -192,16 +159,14 @@ def _row(shown: ChannelNow) -> tuple[object, ...]:
     )
 
 
-@channels.command()
-def test(
+@command(channels, keys=True, needs="nothing")
+async def test(
+    at: At,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the configuration.")],
     model: Annotated[
         str | None, typer.Option(help="A model of the configuration. Default: the first that this channel serves.")
     ] = None,
     credential: Annotated[int, typer.Option(min=0, help="The index in `api_keys`, counted from 0.")] = 0,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send one small request to a channel's upstream and say how it answers. The upstream may bill it; no account is charged.
 
@@ -211,13 +176,8 @@ def test(
     Example: `gateway channels test openai --model gpt-4o-mini`
     """
 
-    async def work(client: ActionClient) -> ChannelTestResult:
-        from gateway.admin.actions import channels
-
-        return await channels.test(client, name, body=channels.ChannelTest(model, credential))
-
-    tried = run_without_store(config, api, work)
-    if as_json:
+    tried = await at.do("channels.test", name, model=model, credential=credential)
+    if at.as_json:
         print_json(tried)
     else:
         status = "" if tried.status is None else f" with {tried.status}"

@@ -1,25 +1,45 @@
-"""Client of a command: it does actions at the configuration's store, or with `--api` at the API of a gateway on another machine."""
+"""Commands made of the table of actions: each is done at the configuration's store, or with `--api` at another machine's gateway.
+
+A command is an async function of `At`, with its own arguments and options. `command` adds the options that all of them have.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import getpass
+import inspect
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import tzinfo
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast, get_type_hints
 
 import typer
+from msgspec import UNSET
 
 from gateway.base.errors import Misconfigured
 from gateway.base.text import shown
-from gateway.cli.common import found, run_with_store, store_of
+from gateway.cli.common import (
+    ConfigOption,
+    CsvOption,
+    JsonOption,
+    YesOption,
+    confirm,
+    found,
+    nothing_given,
+    print_json,
+    print_table,
+    store_of,
+)
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.action import ActionClient
+    from gateway.admin.actions.action import Action, ActionClient
+    from gateway.admin.actions.local import LocalClient
     from gateway.chain.services import Store
+    from gateway.config.schema import Config
 
 
 Result = TypeVar("Result")
@@ -35,57 +55,181 @@ ApiOption = Annotated[
         "in place of the store.",
     ),
 ]
+OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
+    "yes": (YesOption, False),
+    "config": (ConfigOption, None),
+    "api": (ApiOption, None),
+    "as_json": (JsonOption, False),
+    "as_csv": (CsvOption, False),
+}
+"""Options that commands share, with their defaults."""
+USUAL: Final = ("config", "api", "as_json")
 
 
-def run_with_client(
-    config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]], *, with_keys: bool = False
+class At:
+    """Where a command does its actions, and how it prints what they return."""
+
+    def __init__(
+        self, client: ActionClient, api: str | None = None, as_json: bool = False, as_csv: bool = False
+    ) -> None:
+        self.client = client
+        self.api = api
+        self.as_json = as_json
+        self.as_csv = as_csv
+
+    async def do(self, name: str, /, *path: str, **fields: Any) -> Any:
+        """Do an action of the table, such as `tokens.rotate`. `fields`: of its query or its body, but those that are UNSET."""
+        module, _, function = name.partition(".")
+        action: Action[Any, Any] = getattr(import_module(f"gateway.admin.actions.{module}"), function)
+        given = {field: value for field, value in fields.items() if value is not UNSET}
+        for part, kind in (("query", action.query), ("body", action.body)):
+            if kind is not None:
+                return await action(self.client, *path, **{part: kind(**given)})
+        return await action(self.client, *path)
+
+    async def change(self, name: str, path: str, example: str, /, **fields: Any) -> Any:
+        """Do an action that changes `fields`. Raises `Misconfigured` with the example where all of them are UNSET."""
+        if all(value is UNSET for value in fields.values()):
+            raise nothing_given(example)
+        changed = await self.do(name, path, **fields)
+        print_notes(changed.notes)
+        return changed
+
+    async def pages(
+        self, name: str, /, *path: str, size: int, most: int | None = None, **fields: Any
+    ) -> AsyncIterator[Any]:
+        """Yield the pages of an action that lists, of `size` lines each, until there are `most` lines, or all."""
+        after: str | None = ""
+        while after is not None and most != 0:
+            page = await self.do(name, *path, limit=min(size, most or size), after=after, **fields)
+            yield page
+            after, most = page.next or None, most and most - len(page.data)
+
+    async def lines(self, name: str, /, *path: str, size: int, most: int | None = None, **fields: Any) -> list[Any]:
+        """Return the lines of these pages."""
+        return [line async for page in self.pages(name, *path, size=size, most=most, **fields) for line in page.data]
+
+    async def account(self, name: str) -> str:
+        """Return the id of an account that is named by its id, or by `ext:` and its external id."""
+        if not name.startswith(EXTERNAL):
+            return name
+        external_id = name.removeprefix(EXTERNAL)
+        found = await self.lines("accounts.list_", size=1, most=1, external_id=external_id) if external_id else []
+        if not found:
+            from gateway.store.external_ids import no_owner
+
+            raise no_owner(external_id)
+        return str(found[0].id)
+
+    async def zone(self) -> tzinfo:
+        """Return the time zone in which the configuration counts days."""
+        from gateway.config.schema import time_zone
+
+        return time_zone((self.config if self.api is None else await self.do("served.read_config")).time_zone)
+
+    @property
+    def config(self) -> Config:
+        """The configuration, where no API is asked."""
+        return cast("LocalClient", self.client).config
+
+    def print(self, lines: Iterable[Any], columns: Iterable[str], cells: Callable[[Any], Any], **table: Any) -> None:
+        """Print lines for scripts, one JSON object each, or for people as a table of `cells`."""
+        print_lines(lines, columns, cells, self.as_json, **table)
+
+
+def print_lines(
+    lines: Iterable[Any], columns: Iterable[str], cells: Callable[[Any], Any], as_json: bool, **table: Any
+) -> None:
+    """Print lines for scripts, one JSON object each, or for people as a table of `cells`. `table`: see `print_table`."""
+    if as_json:
+        for line in lines:
+            print_json(line)
+    else:
+        print_table(tuple(columns), map(cells, lines), **table)
+
+
+Work = Callable[..., Awaitable[None]]
+"""Gets `At`, and the arguments and options of its own."""
+
+
+def command(
+    app: typer.Typer,
+    name: str | None = None,
+    *,
+    options: tuple[str, ...] = USUAL,
+    sure: Callable[..., Awaitable[str]] | None = None,
+    keys: bool = False,
+    needs: str = "store",
+    **settings: Any,
+) -> Callable[[Work], Work]:
+    """Add a command to `app` whose function gets `At`, and its own arguments and options without those of `options`.
+
+    `sure` returns the question that must be confirmed first, unless `--yes` is given. `keys`, `needs`: see `run`.
+    """
+    if sure is not None:
+        options = ("yes", *options)
+
+    def made(work: Work) -> Work:
+        hints = get_type_hints(work, include_extras=True)
+        _, *own = inspect.signature(work).parameters.values()
+        shared = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[each][1]) for each in options]
+        hints |= {each: OPTIONS[each][0] for each in options}
+
+        def perform(**given: Any) -> None:
+            yes, config, *others = (given.pop(each, default) for each, (_, default) in OPTIONS.items())
+
+            def at(function: Callable[..., Awaitable[Result]]) -> Result:
+                return run(
+                    config, others[0], lambda client: function(At(client, *others), **given), keys=keys, needs=needs
+                )
+
+            if sure is not None and not yes:
+                confirm(at(sure))
+            at(work)
+
+        perform.__doc__, perform.__annotations__ = work.__doc__, hints
+        perform.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in (*own, *shared)]
+        )
+        app.command(name or work.__name__, **settings)(perform)
+        return work
+
+    return made
+
+
+def run(
+    config: Path | None,
+    api: str | None,
+    work: Callable[[ActionClient], Awaitable[Result]],
+    *,
+    keys: bool = False,
+    needs: str = "store",
 ) -> Result:
     """Run `work` with a client of the configuration at `config`, or of the API at `api`, and return its result.
 
-    `with_keys`: the channels' credentials must be here.
+    `keys`: the channels' credentials must be here. `needs`: `store`; or `files` of the usage log, or `nothing`: then the store is
+    opened only where `work` uses it, which is begun again for that. Raises `NoStore` where there are no files.
 
     Raises `Misconfigured` for an address or a token that cannot be used, as an empty one: nothing is done at the store instead.
     """
-    import asyncio
-
-    return asyncio.run(_with_client(config, api, work, with_keys=with_keys))
-
-
-def run_at_files(config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]]) -> Result:
-    """Do as `run_with_client` for actions that find most in the files of the usage log: the store is used where `work` needs it.
-
-    Then `work` is run again from its begin. Raises `NoStore` where there are no files.
-    """
-    return _without_store(config, api, work, files=True)
-
-
-def run_without_store(
-    config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]]
-) -> Result:
-    """Do as `run_with_client` for actions that need no store, with the channels' credentials."""
-    return _without_store(config, api, work, files=False)
-
-
-def _without_store(
-    config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]], *, files: bool
-) -> Result:
-    import asyncio
-
-    if api is not None:
-        return asyncio.run(_with_client(config, api, work))
+    if api is not None or needs == "store":
+        return asyncio.run(_run(config, api, work, keys=keys))
     from gateway.admin.actions.local import Actor, LocalClient
     from gateway.config.schema import load
     from gateway.config.without_keys import load_without_keys
     from gateway.runtime.data_folder import usage_home
 
-    loaded = (load_without_keys if files else load)(found(config))
-    if files:
+    loaded = (load if keys else load_without_keys)(found(config))
+    if needs == "files":
         usage_home(loaded.config)
-    client = LocalClient(loaded, cast("Store", _Unopened()), Actor(who()))
+
+    async def without_store() -> Result:
+        return await work(LocalClient(loaded, cast("Store", _Unopened()), Actor(who())))
+
     try:
-        return asyncio.run(_awaited(work(client)))
+        return asyncio.run(without_store())
     except _NeedsStore:
-        return asyncio.run(_with_client(config, None, work, with_keys=not files))
+        return asyncio.run(_run(config, None, work, keys=keys))
 
 
 class _NeedsStore(Exception):
@@ -99,12 +243,8 @@ class _Unopened:
         raise _NeedsStore(name)
 
 
-async def _awaited(work: Awaitable[Result]) -> Result:
-    return await work
-
-
-async def _with_client(
-    config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]], *, with_keys: bool = False
+async def _run(
+    config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]], *, keys: bool
 ) -> Result:
     if api is not None:
         from gateway.admin.actions.remote import TOKEN, HttpClient
@@ -117,7 +257,7 @@ async def _with_client(
     from gateway.config.schema import load
     from gateway.config.without_keys import load_without_keys
 
-    loaded = (load if with_keys else load_without_keys)(found(config))
+    loaded = (load if keys else load_without_keys)(found(config))
     async with store_of(loaded.config) as store:
         return await work(LocalClient(loaded, store, Actor(who())))
 
@@ -141,61 +281,18 @@ def who() -> str:
     return f"command of {user}@{socket.gethostname()}"
 
 
-async def zone_at(client: ActionClient) -> tzinfo:
-    """Return the time zone in which a client's configuration counts days."""
-    from gateway.admin.actions.local import LocalClient
-    from gateway.config.schema import time_zone
-
-    if isinstance(client, LocalClient):
-        return time_zone(client.config.time_zone)
-    from gateway.admin.actions import served
-
-    return time_zone((await served.read_config(client)).time_zone)
-
-
 EXTERNAL: Final = "ext:"
 """What stands before an external id where a command takes an account's id."""
 
 
-async def account_in(store: Store, name: str) -> str:
-    """Return the id of an account that is named by its id, or by `ext:` and its external id."""
-    if not name.startswith(EXTERNAL):
-        return name
-    external_id = name.removeprefix(EXTERNAL)
-    account_id = await store.external_ids.find(external_id)
-    if account_id is None:
-        from gateway.store.external_ids import no_owner
-
-        raise no_owner(external_id)
-    return account_id
-
-
-async def account_at(client: ActionClient, name: str) -> str:
-    """Do as `account_in`, with a client."""
-    if not name.startswith(EXTERNAL):
-        return name
-    from gateway.admin.actions import accounts
-
-    external_id = name.removeprefix(EXTERNAL)
-    query = accounts.AccountQuery(limit=1, external_id=external_id)
-    found = await accounts.list_(client, query=query) if external_id else None
-    if found is None or not found.data:
-        from gateway.store.external_ids import no_owner
-
-        raise no_owner(external_id)
-    return found.data[0].id
-
-
 def account_of(config: Path | None, name: str) -> str:
-    """Do as `account_in`. The store is used only for an external id."""
-    if not name.startswith(EXTERNAL):
-        return name
-    return run_with_store(config, lambda store: account_in(store, name))
+    """Return the id of an account that is named by its id, or by `ext:` and its external id, for which the store is used."""
+    return run(config, None, lambda client: At(client).account(name)) if name.startswith(EXTERNAL) else name
 
 
-def names_in(text: str) -> list[str]:
+def names_in(text: str) -> tuple[str, ...]:
     """Return the names in a list with commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def print_notes(notes: Iterable[str]) -> None:

@@ -56,6 +56,7 @@ TokenOption = Annotated[
         help="The caller's token, or `-` to read it from standard input. Other users of the machine can see command lines.",
     ),
 ]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 

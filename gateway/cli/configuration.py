@@ -20,7 +20,7 @@ from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.text import shown
 from gateway.chain import loading
 from gateway.chain.services import Store, services_of
-from gateway.cli.client import account_in
+from gateway.cli.client import account_of
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -330,6 +330,7 @@ def explain(
     loaded = load(found(config))
     if model is None and not loaded.config.models:
         raise refuse("the configuration has no models", "not_found")
+    account = account and account_of(config, account)
     chain = loading.build(loaded)
     headers = [("Authorization", f"Bearer {token}")] if token else []
     rules = Catalogue(loaded.config).body_rules(loaded.config.port)
@@ -368,10 +369,9 @@ async def _asked(store: Store, account: str | None, token_id: str | None) -> Ask
         return AskedFor((await store.tokens.get(token_id)).id.rpartition("-")[0], token_id)
     if account is None:
         return None
-    account_id = await account_in(store, account)
-    if await store.accounts.get(account_id) is None:
-        raise unknown(account_id)
-    return AskedFor(account_id)
+    if await store.accounts.get(account) is None:
+        raise unknown(account)
+    return AskedFor(account)
 
 
 def _print(explanation: Explanation, as_json: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from msgspec import UNSET
@@ -17,25 +17,15 @@ from gateway.cli.account_options import (
     BudgetOption,
     TokenLimitOption,
     budgets_in_words,
+    given,
     given_budgets,
     given_limits,
     limits_in_words,
 )
-from gateway.cli.client import ApiOption, account_at, names_in, print_notes, run_with_client, zone_at
-from gateway.cli.common import (
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    confirm,
-    nothing_given,
-    print_fields,
-    print_json,
-    print_table,
-)
+from gateway.cli.client import At, command, names_in, print_notes
+from gateway.cli.common import print_fields, print_json
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.action import ActionClient, Page
-    from gateway.admin.actions.tokens import ChangedToken, MadeToken
     from gateway.store.tokens import Token
 
 LONGEST_OVERLAP_S: Final = 365 * 86_400
@@ -58,258 +48,6 @@ AccountArgument = Annotated[
 ]
 PAGE: Final = 500
 """Tokens that are asked for at once, and of one table where all are listed."""
-
-
-@token.command()
-def create(
-    account: AccountArgument,
-    budget: BudgetOption,
-    name: Annotated[str, typer.Option(help="A name, to recognise the token by.")] = "",
-    expires: ExpiresOption = None,
-    models: Annotated[str, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")] = "",
-    addresses: Annotated[
-        str, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
-    ] = "",
-    requests_per_minute: TokenLimitOption = None,
-    tokens_per_minute: TokenLimitOption = None,
-    concurrent: TokenLimitOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Create a token. It is printed now and cannot be shown again.
-
-    Its budgets and limits apply in addition to those of its account.
-
-    Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
-    """
-
-    async def work(client: ActionClient) -> tuple[MadeToken, tzinfo]:
-        from gateway.admin.actions import tokens
-        from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
-        from gateway.admin.actions.tokens import NewToken
-
-        zone = await zone_at(client)
-        body = NewToken(
-            name=name,
-            expires_at=expires and expires.at(zone),
-            models=tuple(names_in(models)),
-            addresses=tuple(names_in(addresses)),
-            budgets=GivenBudgets(**given_budgets(budget)),
-            limits=GivenLimits(**given_limits(requests_per_minute, tokens_per_minute, concurrent)),
-        )
-        return await tokens.create(client, await account_at(client, account), body=body), zone
-
-    created, zone = run_with_client(config, api, work)
-    print_notes(created.notes)
-    print_token(created, zone, as_json)
-    if not as_json:
-        typer.echo("\nThe token, which cannot be shown again:\n", err=True)
-        typer.echo(created.token)
-
-
-@token.command("list")
-def list_(
-    account: Annotated[
-        str | None,
-        typer.Argument(metavar="ACCOUNT", help="The account's id, or `ext:` and its external id; none for all."),
-    ] = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List an account's tokens, or those of all accounts by the accounts' ids.
-
-    Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
-    """
-
-    async def all_of(client: ActionClient, name: str) -> tuple[str, list[Token], tzinfo]:
-        from gateway.admin.actions import tokens
-        from gateway.admin.actions.tokens import TokenList
-
-        account_id = await account_at(client, name)
-        found: list[Token] = []
-        async for page in _pages(lambda after: tokens.list_(client, account_id, query=TokenList(PAGE, after))):
-            found += page.data
-        return account_id, found, await zone_at(client)
-
-    if account is None:
-        run_with_client(config, api, lambda client: _print_all(client, as_json))
-        return
-    name, found, zone = run_with_client(config, api, lambda client: all_of(client, account))
-    print_tokens(found, zone, as_json, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
-
-
-async def _print_all(client: ActionClient, as_json: bool) -> None:
-    """Print the tokens of all accounts in tables of `PAGE`, so that no more of them are in memory."""
-    from gateway.admin.actions import tokens
-    from gateway.admin.actions.tokens import TokenList
-
-    zone = await zone_at(client)
-    empty = "There are no tokens yet. Create one: gateway token create ACCOUNT"
-    async for page in _pages(lambda after: tokens.list_all(client, query=TokenList(PAGE, after))):
-        print_tokens(page.data, zone, as_json, empty=empty)
-
-
-async def _pages(read: Callable[[str], Awaitable[Page[Token]]]) -> AsyncIterator[Page[Token]]:
-    """Yield all pages of a list, which `read` returns by the `next` of the one before."""
-    after: str | None = ""
-    while after is not None:
-        page = await read(after)
-        yield page
-        after = page.next
-
-
-@token.command("set")
-def set_(
-    token_id: IdArgument,
-    budget: BudgetOption,
-    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
-    expires: ExpiresOption = None,
-    models: Annotated[
-        str | None, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")
-    ] = None,
-    addresses: Annotated[
-        str | None, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
-    ] = None,
-    requests_per_minute: TokenLimitOption = None,
-    tokens_per_minute: TokenLimitOption = None,
-    concurrent: TokenLimitOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Change a token, from its next request on. What is not given stays as it is; `--expires none` lets it never expire.
-
-    Example: `gateway token set alice-1a2b3c4d --expires 2027-01-31 --models gpt-* --budget day=1 --budget total=none`
-    """
-    limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
-
-    async def work(client: ActionClient) -> tuple[ChangedToken, tzinfo]:
-        from gateway.admin.actions import tokens
-        from gateway.admin.actions.inputs import GivenBudgets, GivenLimits
-        from gateway.admin.actions.tokens import TokenChange
-
-        zone = await zone_at(client)
-        body = TokenChange(
-            name=UNSET if name is None else name,
-            expires_at=UNSET if expires is None else expires.at(zone),
-            models=UNSET if models is None else tuple(names_in(models)),
-            addresses=UNSET if addresses is None else tuple(names_in(addresses)),
-            budgets=GivenBudgets(**given_budgets(budget)),
-            limits=GivenLimits(**limits),
-        )
-        if body == TokenChange(budgets=GivenBudgets(), limits=GivenLimits()):
-            raise nothing_given("gateway token set alice-1a2b3c4d --expires 30d")
-        return await tokens.change(client, token_id, body=body), zone
-
-    changed, zone = run_with_client(config, api, work)
-    print_notes(changed.notes)
-    print_token(changed, zone, as_json)
-
-
-@token.command()
-def rotate(
-    token_id: IdArgument,
-    overlap: Annotated[
-        int,
-        typer.Option(
-            parser=_overlap, metavar="TIME", help="For how long the old one is still accepted: 24h, 90m; 0 ends it now."
-        ),
-    ],
-    expires: ExpiresOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Replace a token by a new one with the same settings, which is printed now and cannot be shown again.
-
-    Both count in the same budgets and limits. With `--overlap 0`, requests in progress with the old one end as with `disable`.
-
-    Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
-    """
-
-    async def work(client: ActionClient) -> tuple[MadeToken, tzinfo]:
-        from gateway.admin.actions import tokens
-        from gateway.admin.actions.tokens import Rotation
-
-        zone = await zone_at(client)
-        return await tokens.rotate(client, token_id, body=Rotation(overlap, expires and expires.at(zone))), zone
-
-    created, zone = run_with_client(config, api, work)
-    print_token(created, zone, as_json)
-    if not as_json:
-        until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
-        typer.echo(f"\n{token_id} {until}. The new token, which cannot be shown again:\n", err=True)
-        typer.echo(created.token)
-
-
-@token.command()
-def disable(
-    token_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
-    """Refuse requests with a token until it is enabled. Those in progress end within two seconds, charged for what they used.
-
-    Example: `gateway token disable alice-1a2b3c4d`
-    """
-
-    async def work(client: ActionClient) -> tuple[Token, tzinfo]:
-        from gateway.admin.actions import tokens
-
-        return await tokens.disable(client, token_id), await zone_at(client)
-
-    print_token(*run_with_client(config, api, work), as_json)
-
-
-@token.command()
-def enable(
-    token_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
-) -> None:
-    """Accept a disabled token again.
-
-    Example: `gateway token enable alice-1a2b3c4d`
-    """
-
-    async def work(client: ActionClient) -> tuple[Token, tzinfo]:
-        from gateway.admin.actions import tokens
-
-        return await tokens.enable(client, token_id), await zone_at(client)
-
-    print_token(*run_with_client(config, api, work), as_json)
-
-
-@token.command()
-def delete(
-    token_id: IdArgument,
-    yes: YesOption = False,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Delete a token permanently. Its requests in progress end as with `disable`.
-
-    Example: `gateway token delete alice-1a2b3c4d --yes`
-    """
-
-    async def look(client: ActionClient) -> Token:
-        from gateway.admin.actions import tokens
-
-        return await tokens.read(client, token_id)
-
-    async def work(client: ActionClient) -> None:
-        from gateway.admin.actions import tokens
-
-        await tokens.delete(client, token_id)
-
-    if not yes:
-        found = run_with_client(config, api, look)
-        confirm(f"Delete `{found.id}` {found.name!r}?")
-    run_with_client(config, api, work)
-    if as_json:
-        print_json({"id": token_id, "deleted": True})
-    else:
-        typer.echo(f"Deleted `{token_id}`.")
-
 
 NEVER: Final = "none"
 LATEST_S: Final = round(datetime(9000, 1, 1, tzinfo=UTC).timestamp())
@@ -376,6 +114,178 @@ ExpiresOption = Annotated[
     ),
 ]
 
+
+@command(token)
+async def create(
+    at: At,
+    account: AccountArgument,
+    budget: BudgetOption,
+    name: Annotated[str, typer.Option(help="A name, to recognise the token by.")] = "",
+    expires: ExpiresOption = None,
+    models: Annotated[str, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")] = "",
+    addresses: Annotated[
+        str, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
+    ] = "",
+    requests_per_minute: TokenLimitOption = None,
+    tokens_per_minute: TokenLimitOption = None,
+    concurrent: TokenLimitOption = None,
+) -> None:
+    """Create a token. It is printed now and cannot be shown again.
+
+    Its budgets and limits apply in addition to those of its account.
+
+    Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
+    """
+
+    zone = await at.zone()
+    made = await at.do(
+        "tokens.create",
+        await at.account(account),
+        name=name,
+        expires_at=expires and expires.at(zone),
+        models=names_in(models),
+        addresses=names_in(addresses),
+        budgets=given_budgets(budget),
+        limits=given_limits(
+            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, concurrent=concurrent
+        ),
+    )
+    print_notes(made.notes)
+    print_made(at, made, zone, "\nThe token, which cannot be shown again:\n")
+
+
+def print_made(at: At, made: Any, zone: tzinfo, said: str) -> None:
+    """Print a new token, and its text below it."""
+    print_token(made, zone, at.as_json)
+    if not at.as_json:
+        typer.echo(said, err=True)
+        typer.echo(made.token)
+
+
+@command(token, "list")
+async def list_(
+    at: At,
+    account: Annotated[
+        str | None,
+        typer.Argument(metavar="ACCOUNT", help="The account's id, or `ext:` and its external id; none for all."),
+    ] = None,
+) -> None:
+    """List an account's tokens, or those of all accounts by the accounts' ids.
+
+    Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
+    """
+
+    zone = await at.zone()
+    if account is not None:
+        name = await at.account(account)
+        found = await at.lines("tokens.list_", name, size=PAGE)
+        print_tokens(at, found, zone, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
+        return
+    async for page in at.pages("tokens.list_all", size=PAGE):  # no more of them are in memory
+        print_tokens(at, page.data, zone, empty="There are no tokens yet. Create one: gateway token create ACCOUNT")
+
+
+@command(token, "set")
+async def set_(
+    at: At,
+    token_id: IdArgument,
+    budget: BudgetOption,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    expires: ExpiresOption = None,
+    models: Annotated[
+        str | None, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")
+    ] = None,
+    addresses: Annotated[
+        str | None, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
+    ] = None,
+    requests_per_minute: TokenLimitOption = None,
+    tokens_per_minute: TokenLimitOption = None,
+    concurrent: TokenLimitOption = None,
+) -> None:
+    """Change a token, from its next request on. What is not given stays as it is; `--expires none` lets it never expire.
+
+    Example: `gateway token set alice-1a2b3c4d --expires 2027-01-31 --models gpt-* --budget day=1 --budget total=none`
+    """
+    zone = await at.zone()
+    changed = await at.change(
+        "tokens.change",
+        token_id,
+        "gateway token set alice-1a2b3c4d --expires 30d",
+        name=given(name),
+        expires_at=UNSET if expires is None else expires.at(zone),
+        models=UNSET if models is None else names_in(models),
+        addresses=UNSET if addresses is None else names_in(addresses),
+        budgets=given_budgets(budget),
+        limits=given_limits(
+            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, concurrent=concurrent
+        ),
+    )
+    print_token(changed, zone, at.as_json)
+
+
+@command(token)
+async def rotate(
+    at: At,
+    token_id: IdArgument,
+    overlap: Annotated[
+        int,
+        typer.Option(
+            parser=_overlap, metavar="TIME", help="For how long the old one is still accepted: 24h, 90m; 0 ends it now."
+        ),
+    ],
+    expires: ExpiresOption = None,
+) -> None:
+    """Replace a token by a new one with the same settings, which is printed now and cannot be shown again.
+
+    Both count in the same budgets and limits. With `--overlap 0`, requests in progress with the old one end as with `disable`.
+
+    Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
+    """
+
+    zone = await at.zone()
+    made = await at.do("tokens.rotate", token_id, overlap_s=overlap, expires_at=expires and expires.at(zone))
+    until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
+    print_made(at, made, zone, f"\n{token_id} {until}. The new token, which cannot be shown again:\n")
+
+
+@command(token)
+async def disable(at: At, token_id: IdArgument) -> None:
+    """Refuse requests with a token until it is enabled. Those in progress end within two seconds, charged for what they used.
+
+    Example: `gateway token disable alice-1a2b3c4d`
+    """
+
+    print_token(await at.do("tokens.disable", token_id), await at.zone(), at.as_json)
+
+
+@command(token)
+async def enable(at: At, token_id: IdArgument) -> None:
+    """Accept a disabled token again.
+
+    Example: `gateway token enable alice-1a2b3c4d`
+    """
+
+    print_token(await at.do("tokens.enable", token_id), await at.zone(), at.as_json)
+
+
+async def _delete(at: At, token_id: str) -> str:
+    found = await at.do("tokens.read", token_id)
+    return f"Delete `{found.id}` {found.name!r}?"
+
+
+@command(token, sure=_delete)
+async def delete(at: At, token_id: IdArgument) -> None:
+    """Delete a token permanently. Its requests in progress end as with `disable`.
+
+    Example: `gateway token delete alice-1a2b3c4d --yes`
+    """
+    await at.do("tokens.delete", token_id)
+    if at.as_json:
+        print_json({"id": token_id, "deleted": True})
+    else:
+        typer.echo(f"Deleted `{token_id}`.")
+
+
 COLUMNS: Final = (
     *("id", "name", "status", "created", "expires", "last used (hour)"),
     *("models", "addresses", "budgets", "limits", "rotated"),
@@ -394,13 +304,9 @@ def print_token(token: Token, zone: tzinfo, as_json: bool) -> None:
         print_fields(dict(zip(COLUMNS, _cells(token, zone), strict=True)))
 
 
-def print_tokens(tokens: Sequence[Token], zone: tzinfo, as_json: bool, *, empty: str) -> None:
+def print_tokens(at: At, tokens: Sequence[Token], zone: tzinfo, *, empty: str) -> None:
     """Print tokens as a table, or for scripts one on each line."""
-    if as_json:
-        for token in tokens:
-            print_json(token)
-    else:
-        print_table(COLUMNS, (_cells(token, zone) for token in tokens), optional=OPTIONAL, empty=empty)
+    at.print(tokens, COLUMNS, lambda token: _cells(token, zone), optional=OPTIONAL, empty=empty)
 
 
 def _cells(token: Token, zone: tzinfo) -> tuple[str, ...]:

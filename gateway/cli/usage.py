@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from gateway.admin.actions.action import LARGEST_LONG_PAGE
 from gateway.base.amounts import amount
 from gateway.base.text import counted
-from gateway.cli.client import ApiOption, account_at, account_of, noted, run_at_files, run_with_client
+from gateway.cli.client import USUAL, ApiOption, At, account_of, command, noted, run
 from gateway.cli.common import (
     ConfigOption,
+    CsvOption,
     JsonOption,
     RequestArgument,
     YesOption,
@@ -42,8 +44,6 @@ from gateway.usage.sums import NAMES, Selected
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
-    from gateway.admin.actions.requests import RequestPage, Story
-    from gateway.admin.actions.usage import SumLine, Summary
     from gateway.chain.services import Store
     from gateway.config.schema import Config
     from gateway.usage.record import Record
@@ -67,7 +67,7 @@ def _groups(text: str) -> list[str]:
 
 
 async def _terms(
-    client: ActionClient,
+    at: At,
     account: str | None,
     model: str | None,
     outcome: Outcome | None,
@@ -77,7 +77,7 @@ async def _terms(
     from gateway.admin.actions.times import moment
 
     return {
-        "account": account and await account_at(client, account),
+        "account": account and await at.account(account),
         "model": model,
         "outcome": outcome,
         "since": moment(since),
@@ -93,7 +93,6 @@ OutcomeOption = Annotated[
     Outcome | None,
     typer.Option(metavar="OUTCOME", help=f"Only requests with this outcome: {', '.join(Outcome)}."),
 ]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
 FromOption = Annotated[
     int | None,
     typer.Option(
@@ -112,18 +111,15 @@ ToOption = Annotated[
 ]
 
 
-@usage.command("list")
-def list_(
+@command(usage, "list", options=(*USUAL, "as_csv"), needs="files")
+async def list_(
+    at: At,
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
     since: FromOption = None,
     until: ToOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many requests to list at most.")] = 50,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
 ) -> None:
     """List requests, newest first.
 
@@ -131,51 +127,28 @@ def list_(
     """
     _check_order(since, until)
 
-    async def work(client: ActionClient) -> tuple[list[Record], RequestPage]:
-        from gateway.admin.actions import requests
-        from gateway.admin.actions.action import LARGEST_LONG_PAGE
-
-        terms = await _terms(client, account, model, outcome, since, until)
-        found: list[Record] = []
-        unread: list[str] = []
-        after = ""
-        while True:
-            query = requests.Requests(limit=min(limit - len(found), LARGEST_LONG_PAGE), after=after, **terms)
-            page = await requests.list_(client, query=query)
-            found += page.data
-            unread += page.unread
-            after = page.next or ""
-            if not after or len(found) == limit:
-                return found, msgspec.structs.replace(page, unread=list(dict.fromkeys(unread)))
-
-    records, page = run_at_files(config, api, work)
-    if as_csv or as_json:
-        _print_all(records, as_csv)
+    terms = await _terms(at, account, model, outcome, since, until)
+    pages = [page async for page in at.pages("requests.list_", size=LARGEST_LONG_PAGE, most=limit, **terms)]
+    records = [record for page in pages for record in page.data]
+    if at.as_csv or at.as_json:
+        _print_all(records, at.as_csv)
     else:
         print_requests(records, empty="There are no such requests. Does `--from` reach far enough back?")
-    _note(page.notes)
-    _fail(page.unread)
+    _note(pages[-1].notes)
+    _fail(dict.fromkeys(name for page in pages for name in page.unread))
 
 
-@usage.command()
-def show(
-    request_id: RequestArgument,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@command(usage, needs="files")
+async def show(at: At, request_id: RequestArgument) -> None:
     """Show the record of one request with all its fields.
 
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
 
-    async def work(client: ActionClient) -> Record:
-        from gateway.admin.actions import requests
+    from gateway.admin.actions.requests import record_of
 
-        return requests.record_of(await requests.read(client, request_id))
-
-    record = run_at_files(config, api, work)
-    if as_json:
+    record = record_of(await at.do("requests.read", request_id))
+    if at.as_json:
         print_json(record)
         return
     print_fields({name: _plain(value) for name, value in msgspec.to_builtins(record).items()})
@@ -189,7 +162,7 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
     """
     if api is not None:
         with suppress(KeyboardInterrupt):
-            run_with_client(config, api, lambda client: _follow_there(client, as_json))
+            run(config, api, lambda client: _follow_there(client, as_json))
         return
     settings = configuration(config)
     usage_home(settings)
@@ -197,8 +170,9 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
         asyncio.run(_follow(settings, as_json))
 
 
-@usage.command()
-def summary(
+@command(usage, options=(*USUAL, "as_csv"), needs="files")
+async def summary(
+    at: At,
     by: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Group by these, with commas between them: {_GIVEN}.")
     ] = "day",
@@ -207,10 +181,6 @@ def summary(
     outcome: OutcomeOption = None,
     since: FromOption = None,
     until: ToOption = None,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
 ) -> None:
     """Show totals of requests, tokens, charges, costs and margins.
 
@@ -224,30 +194,21 @@ def summary(
     _check_order(since, until)
     groups = _groups(by)
 
-    async def work(client: ActionClient) -> tuple[list[SumLine], Summary]:
-        from gateway.admin.actions import usage
+    from gateway.admin.actions.usage import MOST_LINES
 
-        terms = await _terms(client, account, model, outcome, since, until)
-        found: list[SumLine] = []
-        after: str | None = ""
-        while after is not None:
-            query = usage.SumsQuery(by=",".join(groups), **terms, limit=usage.MOST_LINES, after=after)
-            page = await usage.summary(client, query=query)
-            found += page.data
-            after = page.next
-        return found, page
-
-    lines, page = run_at_files(config, api, work)
+    terms = await _terms(at, account, model, outcome, since, until)
+    pages = [page async for page in at.pages("usage.summary", size=MOST_LINES, by=",".join(groups), **terms)]
+    lines = [line for page in pages for line in page.data]
     totals = [{name: getattr(line, name) for name in (*groups, *SUMS)} for line in lines]
-    if as_csv:
+    if at.as_csv:
         print_csv(totals)
-    elif as_json:
+    elif at.as_json:
         for total in totals:
             print_json(total)
     else:
         print_sums(groups, totals, empty="No requests ended in that time.")
-    _note(page.notes)
-    _fail(page.unread)
+    _note(pages[-1].notes)
+    _fail(pages[-1].unread)
 
 
 @usage.command()
@@ -479,12 +440,7 @@ def _in_words(model: str, outcome: str, error: str, status: str, tokens: str, ch
     return GAP.join(part for part in (model, ended, tokens, charge, f"{ms} ms") if part != "-")
 
 
-def trace(
-    request_id: RequestArgument,
-    config: ConfigOption = None,
-    api: ApiOption = None,
-    as_json: JsonOption = False,
-) -> None:
+async def trace(at: At, request_id: RequestArgument) -> None:
     """Show in a sentence what happened to a request.
 
     The exit code is 1 if it never arrived, or if it is not found and a gateway that may know of it could not be asked.
@@ -492,14 +448,9 @@ def trace(
     Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
     """
 
-    async def work(client: ActionClient) -> Story:
-        from gateway.admin.actions import requests
-
-        return await requests.trace(client, request_id)
-
-    told = run_at_files(config, api, work)
+    told = await at.do("requests.trace", request_id)
     record = told.record
-    if as_json:
+    if at.as_json:
         unasked = {"unasked": told.unasked} if record is None or told.unasked else {}
         print_json({"id": request_id, "verdict": told.verdict, "record": record} | unasked)
     else:
@@ -513,4 +464,4 @@ def trace(
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.add_typer(usage, name="usage")
-    app.command()(trace)
+    command(app, needs="files")(trace)
