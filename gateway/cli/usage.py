@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -46,8 +47,11 @@ if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
     from gateway.chain.services import Store
     from gateway.config.schema import Config
+    from gateway.usage.home import Home
     from gateway.usage.record import Record
 
+POLL_S: Final = 0.25
+"""Between two looks for requests that have ended."""
 
 usage = typer.Typer(
     no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
@@ -164,10 +168,9 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
         with suppress(KeyboardInterrupt):
             run(config, api, lambda client: _follow_there(client, as_json))
         return
-    settings = configuration(config)
-    usage_home(settings)
+    home = usage_home(configuration(config))
     with suppress(KeyboardInterrupt):
-        asyncio.run(_follow(settings, as_json))
+        _follow(home, as_json)
 
 
 @command(usage, options=(*USUAL, "as_csv"), needs="files")
@@ -297,11 +300,12 @@ def _fail(unread: Iterable[str]) -> None:
         raise left_out[-1]
 
 
-async def _follow(settings: Config, as_json: bool) -> None:
-    from gateway.cli.follow import ended  # it imports aiohttp, which takes a third of a second
-
-    async for record in ended(settings):
-        _print_ended(record, as_json)
+def _follow(home: Home, as_json: bool) -> None:
+    tail = queries.Tail(home)
+    while True:
+        for _, record in tail.poll():
+            _print_ended(record, as_json)
+        time.sleep(POLL_S)
 
 
 async def _follow_there(client: ActionClient, as_json: bool) -> None:

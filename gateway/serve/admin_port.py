@@ -42,7 +42,7 @@ async def run(
         admin_token = AdminToken(config)
         callers = Callers(admin_token, ManagementTokens(store.client), lambda: metrics.count("admin_tokens_refused"))
         pages = Pages(client_of, admin_token, numbers)
-        admin = Admin(store.usage.home, callers, Exporter(numbers), client_of, pages)
+        admin = Admin(callers, Exporter(numbers), client_of, pages)
         await port.run(admin, str(config.admin), stop)
 
 

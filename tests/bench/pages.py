@@ -65,7 +65,7 @@ async def measure(folder: Path, url: str) -> None:
         local_client = client_of(Actor("bench"), "")
         await make_accounts(local_client)
         callers = Callers(admin_token, ManagementTokens(store.client))
-        admin = Admin(store.usage.folder, callers, Exporter({}), client_of, Pages(client_of, admin_token, {}))
+        admin = Admin(callers, Exporter({}), client_of, Pages(client_of, admin_token, {}))
         port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
         base = f"http://127.0.0.1:{port}"
         client = await stack.enter_async_context(ClientSession(cookie_jar=CookieJar(unsafe=True)))

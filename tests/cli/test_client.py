@@ -150,9 +150,7 @@ async def address(
         def client_of(actor: Actor, key: str) -> LocalClient:
             return LocalClient(loaded, store, actor, key)
 
-        admin = Admin(
-            store.usage.folder, Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of
-        )
+        admin = Admin(Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of)
         async with serving(admin, "127.0.0.1:0") as port:
             yield f"http://127.0.0.1:{port}"
 

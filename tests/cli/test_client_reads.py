@@ -143,7 +143,7 @@ async def address(
                 return LocalClient(loaded, store, actor, key)
 
             tokens = ManagementTokens(store.client)
-            admin = Admin(store.usage.folder, Callers(lambda: TOKEN, tokens), Exporter({}), client_of)
+            admin = Admin(Callers(lambda: TOKEN, tokens), Exporter({}), client_of)
             async with serving(admin, "127.0.0.1:0") as port:
                 yield f"http://127.0.0.1:{port}"
 

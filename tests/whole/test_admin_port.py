@@ -34,7 +34,7 @@ async def ask(served: Served) -> str:
 @asynccontextmanager
 async def following(folder: Path, port: int) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """Wait until the admin port serves, and yield the records that it sends from now on."""
-    url = f"http://127.0.0.1:{port}/usage/live"
+    url = f"http://127.0.0.1:{port}/api/v1/usage/live"
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

@@ -202,10 +202,10 @@ async def assert_own_requests(folder: DataFolder, balance: int) -> None:
 async def assert_admin_port(folder: DataFolder) -> None:
     """Assert that the admin port accepts the token that is in the folder."""
     token = (folder.data / "admin.token").read_text().strip()
-    summary = get("/usage/summary?by=account&to=2025-08-31", token)
+    summary = get("/api/v1/usage/summary?by=account&until=2025-08-31", token)
     answer = await ask(folder.ports["ADMIN"], summary)
     assert answer.status == 200, answer
-    assert {total["account"] for total in json.loads(answer.body)} >= {"alice", "bob", "carol", "dave", "erin"}
+    assert {total["account"] for total in json.loads(answer.body)["data"]} >= {"alice", "bob", "carol", "dave", "erin"}
 
 
 async def archive_the_rest(folder: DataFolder) -> None:

@@ -120,7 +120,7 @@ async def shop(tmp_path: Path, store_url: str) -> AsyncIterator[Shop]:
         body = NewManagementToken("payments", (Scope.MONEY,))
         token = (await management_tokens.create(client_of(Actor("test"), ""), body=body)).token
         callers = Callers(lambda: "an-admin-token-of-31-characters", ManagementTokens(store.client))
-        admin = Admin(store.usage.folder, callers, Exporter({}), client_of)
+        admin = Admin(callers, Exporter({}), client_of)
         shop = Shop(store, admin)
         await shop.begin()
         async with received(shop, token or ""):

@@ -102,7 +102,12 @@ async def sent_by_the_admin_port(port: int, token: str) -> bytes:
     """Send a caller's token to the admin port in several places, and return the responses."""
     output = []
     async with ClientSession(f"http://127.0.0.1:{port}") as client:
-        for path in ("/healthz", "/usage/summary", f"/usage/summary?by={token}", f"/usage/live?token={token}"):
+        for path in (
+            "/healthz",
+            "/api/v1/usage/summary",
+            f"/api/v1/usage/summary?by={token}",
+            f"/api/v1/usage/live?token={token}",
+        ):
             for headers in ({"Authorization": f"Bearer {token}"}, {"X-Api-Key": token, "Last-Event-ID": token}):
                 async with client.get(path, headers=headers) as answer:
                     output.append(repr(answer.headers).encode() + await answer.read())

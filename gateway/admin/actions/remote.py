@@ -4,7 +4,7 @@
 2. **An error is the one that the gateway had**, with its kind and its words, as far as the API tells them.
 3. **The token is sent to the address that was given alone**: a redirect is refused, and no error contains it.
 
-An answer that is no JSON is CSV, which is sent line by line, or records, which are sent as they end.
+An answer that is no JSON is CSV, which is sent line by line and not asked for here, or records, which are sent as they end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from codecs import getincrementaldecoder
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -81,8 +80,6 @@ class HttpClient:
     async def perform(self, action: Action[Any, Any], arguments: Arguments) -> Any:
         """Do an action there. Raises the error that the gateway had, and `StoreAway` where no answer comes."""
         url = f"{self._address}{PREFIX}{_path(action, arguments)}"
-        if action.returns is CsvFile:
-            return CsvFile(action.path.rpartition("/")[2], self._pieces(url))
         if action.returns is Feed:
             return FeedElsewhere(partial(self._events, url))
         headers, body = {}, None
@@ -141,13 +138,6 @@ class HttpClient:
         except (ClientError, OSError) as error:
             raise _Lost(str(getattr(error, "strerror", None) or type(error).__name__)) from None
         return response.status, bytes(answer)
-
-    async def _pieces(self, url: str) -> AsyncIterator[str]:
-        """Yield a text as it comes. Raises what `perform` raises."""
-        decode = getincrementaldecoder("utf-8")("replace").decode
-        async with self._streamed(url) as response:
-            async for piece in response.content.iter_any():
-                yield decode(piece)
 
     async def _events(self, url: str, after: str) -> AsyncIterator[bytes]:
         """Yield the lines of a feed as they come. Raises what `perform` raises."""

@@ -1,4 +1,4 @@
-"""The admin port: metrics, the usage log and the API over HTTP, for operators. On loopback unless the file says otherwise.
+"""The admin port: metrics and the API over HTTP, for operators. On loopback unless the file says otherwise.
 
 1. A caller without a token learns only that the port is served: `GET /healthz` answers `ok`, all else 401.
 2. It runs in a process of its own, which the gateway does not need: an address that is taken is logged as an error once, and
@@ -14,10 +14,8 @@ import asyncio
 import hmac
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from datetime import date
 from typing import Final, Protocol
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -25,27 +23,19 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.local import Actor
 from gateway.admin.actions.management_tokens import ManagementTokens
-from gateway.admin.actions.remote import Feed
 from gateway.admin.http import api
 from gateway.admin.http.api import ACTOR, ClientOf
 from gateway.admin.http.port import note_known
 from gateway.admin.http.responses import ID, add_headers, error_response, of_http
-from gateway.admin.http.usage_feed import LIVE, LiveUsage
+from gateway.admin.http.usage_feed import LiveUsage
 from gateway.base.errors import GatewayError, Refused, StoreError, internal
 from gateway.base.ids import new_id
 from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.base.log import log
 from gateway.metrics.exporter import Exporter
-from gateway.usage import completeness, queries
-from gateway.usage.database import GROUPS
-from gateway.usage.home import Home
 
 METRICS: Final = "/metrics"
-KNOWN: Final = (
-    f"Known here: GET /metrics, /usage/live, /usage/summary, and what GET {api.PREFIX}/openapi.json describes."
-)
-MAX_GAPS: Final = 20
-"""Gaps of the usage log that a header names, the last ones."""
+KNOWN: Final = f"Known here: GET /metrics, and what GET {api.PREFIX}/openapi.json describes."
 
 ADMIN: Final = Actor("admin.token")
 WRONG_AT_ONCE: Final = 10
@@ -67,14 +57,12 @@ class Admin:
 
     def __init__(
         self,
-        home: Home,
         callers: Callers,
         exporter: Exporter,
         client_of: ClientOf | None = None,
         pages: OwnPages | None = None,
     ) -> None:
-        """Answer from the usage log in `folder` and the metrics of `exporter`; and with `client_of`, serve the API."""
-        self._home = home
+        """Serve the metrics of `exporter`; and with `client_of`, the API."""
         self._exporter = exporter
         self._callers = callers
         self._client_of = client_of
@@ -87,8 +75,6 @@ class Admin:
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get(METRICS, self._metrics)
-        application.router.add_get(LIVE, self._follow)
-        application.router.add_get("/usage/summary", self._summary)
         if self._client_of is not None:
             api.add_routes(application, self._client_of, self._live)
         if self._pages is not None:
@@ -134,29 +120,6 @@ class Admin:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    async def _follow(self, request: web.Request) -> web.StreamResponse:
-        account = request.query.get("account")
-        return await self._live.send(request, Feed(self._home, lambda record: account in (None, record.account)))
-
-    async def _summary(self, request: web.Request) -> web.Response:
-        by = [name for name in request.query.get("by", "day").split(",") if name]
-        if not set(by) <= set(GROUPS):
-            raise Refused(400, "invalid_request", f"`by` is some of {', '.join(GROUPS)}, with commas.", param="by")
-        first, last = _day(request, "from"), _day(request, "to")
-        totals = await asyncio.to_thread(queries.summary, self._home, by, since=first, until=last)
-        notes = await asyncio.to_thread(completeness.notes, self._home, *completeness.span_ms(first, last))
-        missing = {"Usage-Log-Gaps": "; ".join(notes[-MAX_GAPS:])} if notes else {}
-        return web.Response(body=msgspec.json.encode(totals), headers=missing, content_type="application/json")
-
-
-def _day(request: web.Request, name: str) -> str | None:
-    """Return a day of the query as ISO 8601, or None. Raises `Refused` when it is not a day."""
-    text = request.query.get(name)
-    try:
-        return text and date.fromisoformat(text).isoformat()
-    except ValueError:
-        raise Refused(400, "invalid_request", f"`{name}` is a day such as 2026-11-21.", param=name) from None
 
 
 class Callers:

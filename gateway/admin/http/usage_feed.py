@@ -19,7 +19,6 @@ from gateway.base.log import log
 from gateway.usage import queries
 from gateway.usage.record import encode
 
-LIVE: Final = "/usage/live"
 POLL_S: Final = 0.25
 PING_S: Final = 15.0
 """The interval of comments that show a client of a quiet log that the connection works."""

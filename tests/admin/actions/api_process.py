@@ -32,9 +32,7 @@ async def main(file: Path, port: int) -> None:
         def client_of(actor: Actor, key: str) -> LocalClient:
             return LocalClient(loaded, store, actor, key)
 
-        admin = Admin(
-            store.usage.folder, Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of
-        )
+        admin = Admin(Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of)
         async with serving(admin, f"127.0.0.1:{port}"):
             sys.stdout.buffer.write(READY)
             sys.stdout.buffer.flush()

@@ -19,7 +19,6 @@ from gateway.admin.actions.local import Actor, LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens, NewManagementToken
 from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
 from gateway.admin.actions.remote import FeedElsewhere, HttpClient
-from gateway.admin.actions.requests import Filters
 from gateway.admin.actions.tokens import NewToken, Rotation, TokenList
 from gateway.admin.actions.usage import Followed
 from gateway.admin.http.app import KNOWN, Admin, Callers
@@ -39,7 +38,7 @@ def app_of(local_client: LocalClient) -> Admin:
         return LocalClient(local_client.loaded, local_client.store, actor, key)
 
     callers = Callers(lambda: TOKEN, ManagementTokens(local_client.store.client))
-    return Admin(local_client.store.usage.folder, callers, Exporter({}), client_of)
+    return Admin(callers, Exporter({}), client_of)
 
 
 @pytest.fixture(autouse=True)
@@ -138,19 +137,13 @@ async def test_an_error_there_has_the_words_and_the_kind_of_the_one_here(
     assert kind == here.value.kind
 
 
-async def test_a_file_is_read_as_it_comes_and_wrong_tokens_are_told_so(
-    local_client: LocalClient, address: str, elsewhere: HttpClient
-) -> None:
-    here = [piece async for piece in (await usage.export(local_client, query=Filters())).pieces]
-    there = [piece async for piece in (await usage.export(elsewhere, query=Filters())).pieces]
-    assert "".join(there) == "".join(here)
+async def test_a_feed_tells_of_a_wrong_token(address: str, elsewhere: HttpClient) -> None:
     assert isinstance(await usage.live(elsewhere, query=Followed()), FeedElsewhere)
     async with HttpClient.open(address, "wrong") as nobody:
         feed = await usage.live(nobody, query=Followed())
         assert isinstance(feed, FeedElsewhere)
-        for answer in ((await usage.export(nobody, query=Filters())).pieces, feed.records()):
-            with pytest.raises(Misconfigured, match="does not accept"):
-                await anext(answer)
+        with pytest.raises(Misconfigured, match="does not accept"):
+            await anext(feed.records())
 
 
 async def test_a_token_without_the_scope_is_told_so(local_client: LocalClient, address: str) -> None:

@@ -32,7 +32,7 @@ ClientWith = Callable[[str], Awaitable[Client]]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
-    database = usage_database(tmp_path)
+    database = usage_database(tmp_path / "usage")
     yield database
     database.close()
 
@@ -52,8 +52,8 @@ def callers(tokens: ManagementTokens) -> Callers:
 
 
 @pytest.fixture
-def application(rows: UsageDatabase, callers: Callers) -> web.Application:
-    return Admin(rows.folder, callers, Exporter({})).application()
+def application(rows: UsageDatabase, callers: Callers, local_client: LocalClient) -> web.Application:
+    return Admin(callers, Exporter({}), lambda *_: local_client).application()
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def api(local_client: LocalClient, callers: Callers, aiohttp_client: Aioht
     def client_of(actor: Actor, key: str) -> LocalClient:
         return LocalClient(local_client.loaded, local_client.store, actor, key)
 
-    admin = Admin(local_client.store.usage.folder, callers, Exporter({}), client_of)
+    admin = Admin(callers, Exporter({}), client_of)
     return await aiohttp_client(admin.application(), timeout=ClientTimeout(PATIENCE_S))
 
 

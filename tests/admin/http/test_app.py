@@ -7,52 +7,20 @@ import json
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import run, serving
 from gateway.metrics.exporter import Exporter
-from gateway.usage.completeness import Away, save
 from gateway.usage.database import UsageDatabase
-from tests.admin.http.conftest import TOKEN, Client, ClientWith, call
+from tests.admin.http.conftest import TOKEN, Client, ClientWith
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, soon
-from tests.records import arrival, end
-
-
-async def summary(client: Client, **query: str) -> Any:
-    """Return the totals, or the status and the parameter of an error."""
-    async with client.get("/usage/summary", params=query) as response:
-        body = await response.json()
-        return body if response.status == 200 else (response.status, body["error"]["param"])
-
-
-async def test_the_summary_adds_up_by_the_columns_of_the_query(client: Client, rows: UsageDatabase) -> None:
-    rows.write([end(arrival()), end(arrival(), account="other"), arrival()])
-    (by_day,) = await summary(client)
-    assert (by_day["requests"], by_day["charge_micros"]) == (2, 246)
-    accounts = await summary(client, by="account,model")
-    assert [(total["account"], total["requests"]) for total in accounts] == [("demo", 1), ("other", 1)]
-    assert await summary(client, **{"from": "2001-01-01", "to": "2001-01-02"}) == []
-
-
-async def test_the_summary_names_the_gaps_that_it_has(client: Client, rows: UsageDatabase) -> None:
-    gone = Away("0a1b2c3d", "host-one", 1_000_000_000_000, forgotten_ms=1_000_000_001_000)
-    save(rows.folder, [gone])
-    async with client.get("/usage/summary?to=2001-09-06") as response:
-        assert "Usage-Log-Gaps" not in response.headers
-    async with client.get("/usage/summary?from=2001-09-09") as response:
-        assert gone.note() in response.headers["Usage-Log-Gaps"]
-
-
-@pytest.mark.parametrize(("name", "value"), [("by", "nope"), ("by", "day;--"), ("from", "2026-13-01"), ("to", "x")])
-async def test_an_invalid_query_of_the_summary_is_refused(client: Client, name: str, value: str) -> None:
-    assert await summary(client, **{name: value}) == (400, name)
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "\x80"])
@@ -60,7 +28,7 @@ async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
     client_with: ClientWith, token: str
 ) -> None:
     client = await client_with(token)
-    for path in ("/metrics", "/usage/live", "/usage/summary", "/nothing"):
+    for path in ("/metrics", "/api/v1/usage/live", "/api/v1/usage/summary", "/nothing"):
         async with client.get(path) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (401, "token_invalid")
     async with client.get("/healthz") as response:
@@ -76,17 +44,16 @@ async def test_a_token_for_metrics_reads_nothing_else(
 ) -> None:
     _, token = await tokens.create("prometheus", [scope], None, "test")
     found = []
-    for path in ("/metrics", "/usage/summary", "/api/v1/management-tokens"):
+    for path in ("/metrics", "/api/v1/accounts", "/api/v1/management-tokens"):
         async with api.get(path, headers={"Authorization": f"Bearer {token}"}) as response:
             found.append(response.status)
     assert found == statuses
-    assert (await call(api, "GET", "/accounts", token=token))[0] == (200 if scope == "read" else 403)
 
 
 async def test_unknown_paths_and_methods_have_the_shape_of_all_errors(client: Client) -> None:
     for method, path, status, code in (
         ("GET", "/nothing", 404, "unknown_path"),
-        ("POST", "/usage/live", 405, "method_not_allowed"),
+        ("POST", "/api/v1/usage/live", 405, "method_not_allowed"),
     ):
         async with client.request(method, path) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (status, code)
@@ -99,7 +66,7 @@ async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
     stop = asyncio.Event()
     with capture_logs() as lines, socket.create_server(("127.0.0.1", free_port())) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        running = asyncio.create_task(run(Admin(tmp_path, callers, Exporter({})), address, stop))
+        running = asyncio.create_task(run(Admin(callers, Exporter({})), address, stop))
         async with asyncio.timeout(PATIENCE_S):
             while not lines:
                 await asyncio.sleep(0.01)
@@ -113,12 +80,14 @@ async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
     assert address in lines[0]["reason"]
 
 
-async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase, callers: Callers) -> None:
+async def test_a_stop_does_not_wait_for_live_streams(
+    rows: UsageDatabase, callers: Callers, local_client: LocalClient
+) -> None:
     async with ClientSession() as session:
         async with AsyncExitStack() as stack:
-            admin = Admin(rows.folder, callers, Exporter({}))
+            admin = Admin(callers, Exporter({}), lambda *_: local_client)
             port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
-            url, headers = f"http://127.0.0.1:{port}/usage/live", {"Authorization": f"Bearer {TOKEN}"}
+            url, headers = f"http://127.0.0.1:{port}/api/v1/usage/live", {"Authorization": f"Bearer {TOKEN}"}
             response = await session.get(url, headers=headers)
             await soon(stack.aclose())
         assert await response.text() == ": from here on\n\n"
@@ -136,7 +105,7 @@ async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase, caller
 async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer(
     rows: UsageDatabase, callers: Callers, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(Admin(rows.folder, callers, Exporter({})), "127.0.0.1:0") as port:
+    async with serving(Admin(callers, Exporter({})), "127.0.0.1:0") as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), PATIENCE_S)

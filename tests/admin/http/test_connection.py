@@ -32,7 +32,7 @@ Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def number(local_client: LocalClient, callers: Callers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A served port with room for few connections."""
     monkeypatch.setattr(port, "MOST_CONNECTIONS", MOST)
-    admin = Admin(local_client.store.usage.folder, callers, Exporter({}), lambda *_: local_client)
+    admin = Admin(callers, Exporter({}), lambda *_: local_client)
     async with port.serving(admin, "127.0.0.1:0") as number:
         yield number
 
@@ -94,7 +94,7 @@ async def test_an_address_has_half_of_the_connections_that_wait(number: int) -> 
 
 
 async def test_where_all_are_taken_the_oldest_that_nobody_known_uses_makes_room(number: int) -> None:
-    follow = f"GET /usage/live HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    follow = f"GET /api/v1/usage/live HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
     async with opened(number, ["127.0.0.9"] * 2, follow) as followers:
         for reader, _ in followers:
             await soon(reader.readuntil(b": from here on\n\n"))
@@ -137,7 +137,7 @@ async def test_an_idle_connection_is_closed(
 ) -> None:
     monkeypatch.setattr(port, "IDLE_S", 0.3)
     async with (
-        port.serving(Admin(rows.folder, callers, Exporter({})), "127.0.0.1:0") as number,
+        port.serving(Admin(callers, Exporter({})), "127.0.0.1:0") as number,
         opened(number, ["127.0.0.1"], HEAD + b"a\r\n\r\n") as [(reader, _)],
     ):
         assert (await soon(reader.read())).endswith(b"ok\n")
@@ -188,7 +188,7 @@ async def test_an_address_that_asks_much_does_not_delay_another(
     rows: UsageDatabase, callers: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = count_asked(monkeypatch)
-    admin = Admin(rows.folder, callers, Exporter({}))
+    admin = Admin(callers, Exporter({}))
     async with (
         port.serving(admin, "127.0.0.1:0") as number,
         opened(number, ["127.0.0.2"] * 200, HEAD) as many,
@@ -216,7 +216,7 @@ async def test_who_leaves_before_its_turn_leaves_no_queue(
 
     turns = Counted()
     monkeypatch.setattr(port, "AddressTurns", lambda: turns)
-    async with port.serving(Admin(rows.folder, callers, Exporter({})), "127.0.0.1:0") as number:
+    async with port.serving(Admin(callers, Exporter({})), "127.0.0.1:0") as number:
         await health(number, "127.0.0.3")
         async with opened(number, ["127.0.0.2"] * 300, HEAD) as many:
             await health(number, "127.0.0.3")

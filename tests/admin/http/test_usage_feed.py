@@ -20,7 +20,7 @@ from tests.records import arrival, end
 @asynccontextmanager
 async def following(client: Client, last_event_id: str = "", **query: str) -> AsyncIterator[ClientResponse]:
     headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
-    async with client.get("/usage/live", params=query, headers=headers) as response:
+    async with client.get("/api/v1/usage/live", params=query, headers=headers) as response:
         assert (response.status, response.content_type) == (200, "text/event-stream")
         assert await response.content.readuntil(b"\n\n") == b": from here on\n\n"
         yield response
@@ -80,7 +80,7 @@ async def test_comments_show_that_the_stream_of_a_quiet_log_works(
 
 
 async def test_an_event_id_that_never_was_is_refused(client: Client) -> None:
-    async with client.get("/usage/live", headers={"Last-Event-ID": "4711"}) as response:
+    async with client.get("/api/v1/usage/live", headers={"Last-Event-ID": "4711"}) as response:
         assert (response.status, (await response.json())["error"]["param"]) == (400, "Last-Event-ID")
 
 
@@ -88,7 +88,7 @@ async def test_one_stream_too_many_is_refused_until_another_ends(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage_feed, "MAX_STREAMS", 1)
-    async with following(client), client.get("/usage/live") as response:
+    async with following(client), client.get("/api/v1/usage/live") as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "10")
     async with asyncio.timeout(PATIENCE_S):
         while await refused(client):
@@ -96,5 +96,5 @@ async def test_one_stream_too_many_is_refused_until_another_ends(
 
 
 async def refused(client: Client) -> bool:
-    async with client.get("/usage/live") as response:
+    async with client.get("/api/v1/usage/live") as response:
         return response.status == 503

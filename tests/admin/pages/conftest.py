@@ -141,7 +141,7 @@ async def house_at(
             pages = Pages(house.local_client, admin_token, {})
 
             async def client_of() -> Client:
-                admin = Admin(house.store.usage.folder, callers, Exporter({}), house.local_client, pages)
+                admin = Admin(callers, Exporter({}), house.local_client, pages)
                 jar = CookieJar(unsafe=True)
                 return await aiohttp_client(admin.application(), cookie_jar=jar, timeout=ClientTimeout(PATIENCE_S))
 

@@ -145,7 +145,7 @@ class Disturber:
             return
         token = (self.site.data / "admin.token").read_text().strip()
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as client:
-            for path in ("/metrics", "/usage/summary?by=model"):
+            for path in ("/metrics", "/api/v1/usage/summary?by=model"):
                 async with client.get(f"http://127.0.0.1:{self.admin}{path}") as answer:
                     if answer.status != 200:
                         self.world.wrong(f"the admin port answered {answer.status} to {path}")

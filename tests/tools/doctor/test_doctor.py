@@ -166,7 +166,7 @@ async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
 
 async def test_the_port_of_the_operator(tmp_path: Path, client: StoreClient) -> None:
     callers = Callers(lambda: "an-admin-token-of-31-characters", ManagementTokens(client))
-    async with serving(Admin(tmp_path, callers, Exporter({})), "127.0.0.1:0") as port:
+    async with serving(Admin(callers, Exporter({})), "127.0.0.1:0") as port:
         assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
 
 
