@@ -136,7 +136,7 @@ async def export(client: LocalClient, query: Filters) -> CsvFile:
 
 @action("GET", "/usage/live", Scope.READ)
 async def live(client: LocalClient, query: Followed) -> Feed:
-    """Follow requests as they end, from now on, or after the event of the header `Last-Event-ID`; at most 32 follow at once."""
+    """Follow requests as they end, from now on, or after the event of the header `Last-Event-ID`."""
     terms = [(name, value) for name in query.__struct_fields__ if (value := getattr(query, name)) is not None]
     return Feed(client.usage_home, lambda record: all(getattr(record, name) == value for name, value in terms))
 

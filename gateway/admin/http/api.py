@@ -24,10 +24,8 @@ from gateway.admin.actions.remote import CsvFile, Feed, Streamed
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi
 from gateway.admin.http.idempotency import REPLAYED, KeptAnswer, Repeatable, Unbroken, answered
-from gateway.admin.http.port import note_known
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.base.errors import Refused
-from gateway.base.log import log
 
 __all__ = ["ACTOR", "PREFIX", "ClientOf", "add_routes", "refused"]
 
@@ -46,22 +44,16 @@ LARGE: Final = 64 * 1024
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$\.?)(?P<path>.*)`)?$", re.DOTALL)
 _FIELD: Final = re.compile(r"(?:missing required|contains unknown) field `(.*)`")
 
-MAX_FILES: Final = 8
-"""Files that are sent at once."""
-RETRY_AFTER_S: Final = 10.0
-SEND_S: Final = 120.0
-"""How long a client may take none of it."""
-
 
 def add_routes(application: web.Application, client_of: ClientOf, live: LiveUsage) -> None:
     """Add a route for each action. `live` has the streams of all paths."""
-    unbroken, files = Unbroken(), CsvFiles()
+    unbroken = Unbroken()
 
     async def send(request: web.Request, streamed: Streamed) -> web.StreamResponse:
         if isinstance(streamed, Feed):
             return await live.send(request, streamed)
         if isinstance(streamed, CsvFile):
-            return await files.send(request, streamed)
+            return await send_csv(request, streamed)
         raise TypeError(f"nothing sends {streamed}")
 
     for action in ACTIONS:
@@ -86,7 +78,6 @@ def _handler(
         actor.need(action.scope)  # before anything that was sent is read
         query = query_of(request, action)
         body = await body_of(request, action)
-        note_known(request)
         arguments = Arguments(dict(request.match_info), query, body)
         repeatable = Repeatable.of(request, actor, action, arguments)
         client = client_of(actor, repeatable.client_key)
@@ -208,39 +199,15 @@ def _sentence(text: str) -> str:
     return f"{first}{text[1:500].removesuffix('.')}.".encode("utf-8", "backslashreplace").decode()
 
 
-class CsvFiles:
-    """The files that are being sent."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    async def send(self, request: web.Request, file: CsvFile) -> web.StreamResponse:
-        """Send a file. Raises `Refused` where too many are being sent, and what is wrong before its first line."""
-        if self._count >= MAX_FILES:
-            raise Refused(
-                503, "service_unavailable", "Enough files are being sent already.", retry_after_s=RETRY_AFTER_S
-            )
-        self._count += 1
-        try:
-            return await self._send(request, file)
-        finally:
-            self._count -= 1
-
-    async def _send(self, request: web.Request, file: CsvFile) -> web.StreamResponse:
-        disposition = f'attachment; filename="{file.name}"'
-        response = web.StreamResponse(headers={"Content-Disposition": disposition})
-        response.content_type, response.charset = file.content_type, "utf-8"
-        first = await anext(file.pieces)
-        await response.prepare(request)
-        await response.write(first.encode())
-        try:
-            async for piece in file.pieces:
-                async with asyncio.timeout(SEND_S):
-                    await response.write(piece.encode())
-        except TimeoutError:
-            log.warning("reader_too_slow")
-            if request.transport is not None:
-                request.transport.abort()
-            return response
-        await response.write_eof()
-        return response
+async def send_csv(request: web.Request, file: CsvFile) -> web.StreamResponse:
+    """Send a file. Raises what is wrong before its first line."""
+    disposition = f'attachment; filename="{file.name}"'
+    response = web.StreamResponse(headers={"Content-Disposition": disposition})
+    response.content_type, response.charset = file.content_type, "utf-8"
+    first = await anext(file.pieces)
+    await response.prepare(request)
+    await response.write(first.encode())
+    async for piece in file.pieces:
+        await response.write(piece.encode())
+    await response.write_eof()
+    return response

@@ -34,7 +34,7 @@ ERRORS: Final[Mapping[int, str]] = {
     409: "It is there already, or differs from what was sent before, or its `Idempotency-Key` is in use.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "Too many wrong tokens came from this address.",
+    429: "Too many of these came within a minute.",
     503: "The store does not answer. Try again; a write with the same `Idempotency-Key` is done once.",
 }
 ABOUT: Final = """\

@@ -1,8 +1,6 @@
 """`GET /usage/live`: a stream of server-sent events, one for each request that has ended.
 
-1. Events are not buffered for a client that reads slowly: each connection reads the usage log's files from its own position. One
-   that takes none of them is closed after two minutes.
-2. A stream is counted before anything is waited for, so that there are never more than `MAX_STREAMS`.
+Events are not buffered for a client that reads slowly: each connection reads the usage log's files from its own position.
 """
 
 from __future__ import annotations
@@ -23,31 +21,15 @@ POLL_S: Final = 0.25
 PING_S: Final = 15.0
 """The interval of comments that show a client of a quiet log that the connection works."""
 
-MAX_STREAMS: Final = 32
-RETRY_AFTER_S: Final = 10.0
-
 
 class LiveUsage:
     """The open streams."""
 
     def __init__(self) -> None:
-        self._count = 0
         self._streams: set[EventSourceResponse] = set()
 
     async def send(self, request: web.Request, feed: Feed) -> web.StreamResponse:
-        """Stream ended requests, from now on or after the event `Last-Event-ID`.
-
-        Raises `Refused` when there are too many streams, or when no event has that id.
-        """
-        if self._count >= MAX_STREAMS:
-            raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=RETRY_AFTER_S)
-        self._count += 1
-        try:
-            return await self._stream(request, feed)
-        finally:
-            self._count -= 1
-
-    async def _stream(self, request: web.Request, feed: Feed) -> web.StreamResponse:
+        """Stream ended requests, from now on or after the event `Last-Event-ID`. Raises `Refused` when no event has that id."""
         try:
             tail = await asyncio.to_thread(queries.Tail, feed.home, request.headers.get("Last-Event-ID", ""))
         except ValueError as error:

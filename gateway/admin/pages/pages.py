@@ -17,14 +17,13 @@ from gateway.admin.actions.action import Scope
 from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.actions.links import ENTER
 from gateway.admin.actions.local import Actor
-from gateway.admin.http.api import ACTOR, ClientOf, CsvFiles, refused
+from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
-from gateway.admin.http.port import note_known
 from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, view
 from gateway.admin.pages.callers import OwnBounds
 from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
-from gateway.admin.pages.view import FILES, USER, Assets, Form, Page, View, context_of, render, set_up
+from gateway.admin.pages.view import USER, Assets, Form, Page, View, context_of, render, set_up
 from gateway.base.errors import GatewayError, Refused, StoreAway, headers_of, internal
 from gateway.base.log import log
 from gateway.metrics.shared import SharedNumbers
@@ -80,7 +79,7 @@ class Pages:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
         set_up(application, self._assets)
         application.on_cleanup.append(self._unbroken.end)
-        application[now.LIVE_STATS], application[FILES] = self._live_stats, CsvFiles()
+        application[now.LIVE_STATS] = self._live_stats
         application.on_shutdown.append(self._live_stats.stop)
         if self._operators:
             application.cleanup_ctx.append(self._warming)
@@ -156,11 +155,9 @@ class Pages:
 
     async def _shown(self, request: web.Request, user: User, page: Page) -> web.StreamResponse:
         """Answer somebody who has entered, and may see the page."""
-        note_known(request)
         form = Form({})
         if request.method == "POST":
             form = await view.read(request)
-            note_known(request)
             view.check_proof(form, user.form)
             if user.account:
                 self._own_bounds.count_change(user.account)

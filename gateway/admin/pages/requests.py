@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway.admin.actions import requests, usage
 from gateway.admin.actions.requests import Filters, Requests
+from gateway.admin.http.api import send_csv
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import Refused
 from gateway.domain.exchange import Outcome
@@ -69,7 +70,7 @@ async def index(view: View) -> web.StreamResponse:
 async def export(view: View) -> web.StreamResponse:
     """Send the requests that are searched for as CSV."""
     asked = view.query(RequestFilter)
-    return await view.send(await usage.export(view.client, query=body(Filters, **asked.terms())))
+    return await send_csv(view.request, await usage.export(view.client, query=body(Filters, **asked.terms())))
 
 
 async def show(view: View) -> web.StreamResponse:

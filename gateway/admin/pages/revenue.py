@@ -16,6 +16,7 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.times import between
 from gateway.admin.actions.usage import Summary, SumsQuery
+from gateway.admin.http.api import send_csv
 from gateway.admin.pages.view import Page, Plot, View, body, plot_of
 from gateway.base.errors import Refused
 from gateway.base.text import csv_line
@@ -89,7 +90,7 @@ async def export(view: View) -> web.StreamResponse:
         for line in lines:
             yield csv_line(line.values())
 
-    return await view.send(CsvFile("money.csv", pieces()))
+    return await send_csv(view.request, CsvFile("money.csv", pieces()))
 
 
 def _by(view: View) -> list[str]:

@@ -26,14 +26,11 @@ from markupsafe import Markup, escape
 
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.remote import CsvFile
-from gateway.admin.http.api import CsvFiles
 from gateway.admin.pages.login import User
 from gateway.base.amounts import MICROS, amount, parsed
 from gateway.base.errors import Refused
 from gateway.base.text import counted, shown
 
-FILES: Final = web.AppKey("files", CsvFiles)
 USER: Final = web.RequestKey("user", User)
 """Where a request has who looks, once that is known."""
 
@@ -131,10 +128,6 @@ class View:
     def page(self, template: str, status: int = 200, **context: Any) -> web.Response:
         """Return a page of a template."""
         return render(self.request, template, context_of(self.request) | context, status)
-
-    async def send(self, file: CsvFile) -> web.StreamResponse:
-        """Send a file, to be saved. Raises `Refused` where too many are being sent."""
-        return await self.request.app[FILES].send(self.request, file)
 
     def go(self, path: str, done: str = "") -> web.Response:
         """Send the browser to another page, which says that something is done: `done` is one of `DONE`."""

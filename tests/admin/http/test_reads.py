@@ -1,15 +1,10 @@
-"""What the API sends that is no JSON: CSV of any length, and requests as they end, to no more than some at once."""
+"""What the API sends that is no JSON: CSV of any length, and requests as they end."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
-
-import pytest
 
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.http import api as csv_file
-from gateway.admin.http import usage_feed
 from gateway.domain.exchange import Outcome
 from gateway.usage.record import decode
 from tests.admin.http.conftest import TOKEN, Client, call
@@ -45,19 +40,6 @@ async def test_an_export_is_csv(api: Client, local_client: LocalClient) -> None:
         assert (response.status, response.content_type) == (400, "application/json")
 
 
-async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(
-    api: Client, local_client: LocalClient
-) -> None:
-    async with AsyncExitStack() as stack:
-        asked = (
-            stack.enter_async_context(api.get("/api/v1/usage/live", headers=HEADERS))
-            for _ in range(usage_feed.MAX_STREAMS + 8)
-        )
-        async with asyncio.timeout(PATIENCE_S):
-            statuses = sorted(response.status for response in await asyncio.gather(*asked))
-        assert statuses == [200] * usage_feed.MAX_STREAMS + [503] * 8
-
-
 async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:
     rows = usage_database(local_client.store.usage.folder)
     async with api.get("/api/v1/usage/live?model=large&outcome=completed", headers=HEADERS) as response:
@@ -68,24 +50,3 @@ async def test_requests_are_followed_by_model_and_outcome(api: Client, local_cli
             event = (await response.content.readuntil(b"\n\n")).decode()
         assert decode(event.splitlines()[1].removeprefix("data: ")) == mine
     rows.close()
-
-
-async def test_a_reader_that_takes_nothing_of_a_file_is_let_go(
-    api: Client, local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = usage_database(local_client.store.usage.folder)
-    rows.write([end(arrival()) for _ in range(30_000)])
-    rows.close()
-    monkeypatch.setattr(csv_file, "SEND_S", 0.2)
-    _, writer = await asyncio.open_connection(api.host, api.port, limit=1024)
-    head = f"GET /api/v1/usage/export.csv HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
-    writer.write(head.encode())
-    writer.transport.pause_reading()  # type: ignore[attr-defined]
-    runner = api.server.runner
-    assert runner is not None and runner.server is not None
-    seen = False
-    async with asyncio.timeout(PATIENCE_S):
-        while runner.server.connections or not seen:
-            seen = seen or bool(runner.server.connections)
-            await asyncio.sleep(0.02)
-    writer.close()

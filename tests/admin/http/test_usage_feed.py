@@ -82,19 +82,3 @@ async def test_comments_show_that_the_stream_of_a_quiet_log_works(
 async def test_an_event_id_that_never_was_is_refused(client: Client) -> None:
     async with client.get("/api/v1/usage/live", headers={"Last-Event-ID": "4711"}) as response:
         assert (response.status, (await response.json())["error"]["param"]) == (400, "Last-Event-ID")
-
-
-async def test_one_stream_too_many_is_refused_until_another_ends(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage_feed, "MAX_STREAMS", 1)
-    async with following(client), client.get("/api/v1/usage/live") as response:
-        assert (response.status, response.headers["Retry-After"]) == (503, "10")
-    async with asyncio.timeout(PATIENCE_S):
-        while await refused(client):
-            await asyncio.sleep(0.01)
-
-
-async def refused(client: Client) -> bool:
-    async with client.get("/api/v1/usage/live") as response:
-        return response.status == 503
