@@ -78,7 +78,6 @@ class Action(Generic[Parameters, Result]):
         scope: Scope,
         status: int,
         max_body: int,
-        shown_once: str,
         audited: bool,
         most_a_minute: int,
         name: str,
@@ -97,8 +96,6 @@ class Action(Generic[Parameters, Result]):
         """Whether it leaves lines in the audit log."""
         self.most_a_minute = most_a_minute
         """How often one actor may do it; 0 for as often as it likes."""
-        self.shown_once = shown_once
-        """The field of the answer that is a secret, and null where the answer is repeated; empty where there is none."""
         self.name = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__.rstrip('_')}"
         """As in `accounts.create`: in the audit log, and in OpenAPI as `operationId`."""
         self.in_path: tuple[str, ...] = tuple(_IN_PATH.findall(path))
@@ -151,20 +148,18 @@ def action(
     *,
     status: int = 200,
     max_body: int = MAX_BODY,
-    shown_once: str = "",
     audited: bool = True,
     most_a_minute: int = 0,
     name: str = "",
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Action[Parameters, Result]]:
     """Make an action of a function, whose first parameter is the client.
 
-    `shown_once`: the field of the answer that is a secret, such as the text of a new token. `audited` is False for what changes
-    nothing here. `most_a_minute`: how often one actor may do it, where that has a limit. `name`: where the file and the function do
-    not make it.
+    `audited` is False for what changes nothing here. `most_a_minute`: how often one actor may do it, where that has a limit.
+    `name`: where the file and the function do not make it.
     """
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Action[Parameters, Result]:
-        return Action(function, method, path, scope, status, max_body, shown_once, audited, most_a_minute, name)
+        return Action(function, method, path, scope, status, max_body, audited, most_a_minute, name)
 
     return made
 
