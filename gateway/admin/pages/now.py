@@ -385,13 +385,13 @@ async def show(view: View) -> web.StreamResponse:
     """Show the page, which follows the feed."""
     check(view)
     config = view.client.config
-    return view.page("now.html", choice=view.query(Choice), models=list(config.models), address=config.listen)
+    return view.page("now.html", choice=_choice(view), models=list(config.models), address=config.listen)
 
 
 async def feed(view: View) -> web.StreamResponse:
     """Send each snapshot of the live statistics, until the session ends."""
     check(view)
-    choice = view.query(Choice)
+    choice = _choice(view)
     clock = asyncio.get_running_loop().time
     async with aclosing(view.request.app[LIVE_STATS].follow(choice)) as snapshots:
         first = await anext(snapshots)
@@ -412,6 +412,11 @@ async def feed(view: View) -> web.StreamResponse:
             except TimeoutError:
                 log.warning("follower_too_slow")
         return response
+
+
+def _choice(view: View) -> Choice:
+    asked = view.search(Choice).asked
+    return Choice(asked["account"], asked["model"], asked["trouble"] in ("1", "true"))
 
 
 def check(view: View) -> None:

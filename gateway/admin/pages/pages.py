@@ -19,7 +19,7 @@ from gateway.admin.actions.links import ENTER
 from gateway.admin.actions.local import Actor
 from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
-from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, view
+from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, tokens, view
 from gateway.admin.pages.callers import OwnBounds
 from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
@@ -34,13 +34,13 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *now.PAGES,
     *requests.PAGES,
     *accounts.PAGES,
-    *accounts.TOKEN_PAGES,
+    *tokens.PAGES,
     *channels.PAGES,
     *revenue.PAGES,
     *channels.CONFIGURATION_PAGES,
     *audit.PAGES,
 )
-OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = callers.PAGES
+OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*callers.PAGES, *tokens.OWN_PAGES)
 """Those of callers."""
 OPERATORS_ONLY: Final = "This page is for operators. Yours is /my."
 CALLERS_ONLY: Final = "This page is for callers, who enter by a link of their own: `gateway account link ID` makes one."

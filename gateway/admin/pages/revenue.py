@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import msgspec
 from aiohttp import web
 
 from gateway.admin.actions import usage
@@ -27,27 +26,24 @@ MOST_DAYS: Final = 370
 LINES: Final = 200
 
 
-class RevenueFilter(msgspec.Struct, frozen=True):
-    """Which sums are asked for, as the form has it."""
+def _terms(view: View) -> dict[str, str]:
+    """Return what is asked for, by default of the last days."""
+    asked = view.search(SumsQuery).asked
+    return {
+        "since": _first_day(),
+        **{name: asked[name] for name in ("account", "model", "since", "until") if asked[name]},
+    }
 
-    account: str = ""
-    model: str = ""
-    since: str = ""
-    until: str = ""
 
-    def terms(self) -> dict[str, str]:
-        """Return what is asked for."""
-        terms = {name: text for name in self.__struct_fields__ if (text := getattr(self, name).strip())}
-        if "since" not in terms:
-            terms["since"] = (datetime.now(UTC).date() - timedelta(days=DAYS - 1)).isoformat()
-        return terms
+def _first_day() -> str:
+    return (datetime.now(UTC).date() - timedelta(days=DAYS - 1)).isoformat()
 
 
 async def show(view: View) -> web.StreamResponse:
     """Show the sums of a time, by default the last 30 days."""
-    asked, by = view.query(RevenueFilter), _by(view)
+    by = _by(view)
     problem, found, plot = None, None, None
-    terms = asked.terms()
+    terms = _terms(view)
     try:
         days = await usage.summary(view.client, query=_wanted(["day"], terms, usage.MOST_LINES))
         found = days if by == ["day"] else await usage.summary(view.client, query=_wanted(by, terms, LINES))
@@ -59,7 +55,7 @@ async def show(view: View) -> web.StreamResponse:
     return view.page(
         "money.html",
         200 if problem is None else 400,
-        asked=asked,
+        asked=view.search(SumsQuery).asked,
         since=terms["since"],
         by=by,
         groups=GROUPS,
@@ -73,7 +69,7 @@ async def show(view: View) -> web.StreamResponse:
 
 async def warm(client: LocalClient) -> None:
     """Look once at what the page shows of the last 30 days: the sums of days that are over are in memory from then on."""
-    terms = RevenueFilter().terms()
+    terms = {"since": _first_day()}
     await usage.summary(client, query=_wanted(["day"], terms, usage.MOST_LINES))
     for by in (list(GROUPS), *([name] for name in GROUPS[1:])):
         await usage.summary(client, query=_wanted(by, terms, LINES))
@@ -82,7 +78,7 @@ async def warm(client: LocalClient) -> None:
 async def export(view: View) -> web.StreamResponse:
     """Send the sums as CSV."""
     by = _by(view)
-    found = await usage.summary(view.client, query=_wanted(by, view.query(RevenueFilter).terms(), usage.MOST_LINES))
+    found = await usage.summary(view.client, query=_wanted(by, _terms(view), usage.MOST_LINES))
 
     async def pieces() -> Any:
         lines = usage.dicts(found.data, by)

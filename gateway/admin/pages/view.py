@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
 from math import ceil, floor, log10
-from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import aiohttp_jinja2
 import jinja2
@@ -33,8 +33,6 @@ from gateway.base.text import counted, shown
 
 USER: Final = web.RequestKey("user", User)
 """Where a request has who looks, once that is known."""
-
-Query = TypeVar("Query", bound=msgspec.Struct)
 
 DONE: Mapping[str, str] = {
     "created": "The account is there. It can be credited now, and gets its first token below.",
@@ -90,6 +88,30 @@ LINES: Final = 4
 LABELS: Final = 5
 
 
+class Texts(dict[str, str]):
+    """Texts by their names, an empty one for any other."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+class PageSearch(NamedTuple):
+    """What an address asks for of a list."""
+
+    path: str
+    asked: Texts
+
+    @property
+    def terms(self) -> str:
+        """What is searched for, without where the page begins, as a query."""
+        return urlencode({name: text for name, text in self.asked.items() if name != "after"})
+
+    @property
+    def next_page(self) -> str:
+        """The address of the next page, to be followed by `after=`."""
+        return f"{self.path}?{self.terms}&" if self.terms else f"{self.path}?"
+
+
 class View:
     """One request of somebody who has entered. `form` is empty where the request sends none."""
 
@@ -117,13 +139,10 @@ class View:
         """Return whether who looks has a scope."""
         return scope in self.user.actor.scopes
 
-    def query(self, kind: type[Query]) -> Query:
-        """Return the query of the address; what is empty in it counts as left out. Raises `Refused`."""
-        values = {name: text for name, text in self.request.query.items() if text and name in kind.__struct_fields__}
-        try:
-            return msgspec.convert(values, kind, strict=False)
-        except msgspec.ValidationError as error:
-            raise Refused(400, "invalid_request", f"The address: {error}.") from None
+    def search(self, kind: type[msgspec.Struct]) -> PageSearch:
+        """Return what the address asks for of the fields of an action's query; what is empty in it counts as left out."""
+        given = ((name, self.request.query.get(name, "").strip()) for name in kind.__struct_fields__ if name != "limit")
+        return PageSearch(self.request.path, Texts((name, text) for name, text in given if text))
 
     def page(self, template: str, status: int = 200, **context: Any) -> web.Response:
         """Return a page of a template."""
