@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from gateway.admin.actions.served import SECRET
 from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.text import shown
@@ -136,6 +136,8 @@ async def _store_notes(loaded: Loaded, url: str, source: PepperSource) -> list[s
             raise
 
 
+SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)
+"""Names of settings that are secrets, also where they are numbers."""
 LONGEST: Final = 60
 """Characters of a value that is shown."""
 

@@ -1,25 +1,15 @@
 """Operations on what the file rules, where nothing is changed: the configuration, models, plugins and user groups as they are
-served.
-
-The file is shown line by line, with everything hidden that may be a secret.
-
-1. **What the file has as `${NAME}` or `${file:PATH}` is shown so**, never with what it stands for.
-2. **Of settings that may hold a credential, and of plugins' settings, only references, numbers and switches are shown.** A text
-   may be a secret: what it is for, only the plugin knows.
-3. Of a comment, words are hidden that look like a key; and what is hidden in one place is hidden in all.
+served. The file itself, with its comments and secrets, is shown nowhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import re
-from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from gateway.admin.actions.action import Page, Scope, action
 from gateway.admin.actions.local import LocalClient
@@ -28,24 +18,9 @@ from gateway.base.ids import utc
 from gateway.chain import loading
 from gateway.chain.plugin import Plugin
 from gateway.config.decode import describe_type
-from gateway.config.document import Document, KeyPath
 from gateway.config.schema import Cost, Group, Loaded, Model, PluginEntry, Tier
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.usage.record import shown_name
-
-HIDDEN: Final = "(hidden)"
-SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)
-"""Names of settings that are secrets, also where they are numbers."""
-SETTINGS: Final = ("redis", "clickhouse", "webhook", "api_key", "api_keys", "proxy", "headers", "query", "set", "with")
-"""Settings that may hold a credential, themselves or in what is below them."""
-OF_ANY_KIND: Final = ("headers", "query", "set", "with")
-"""Those that may as well have a name that is no secret, and which is at other places, too."""
-MIN_REPEATED: Final = 6
-"""Characters of a secret from which on it is hidden wherever it is."""
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_REFERENCES: Final = re.compile(r"(\$\{[^}\n]*\})+")
-_WORD: Final = re.compile(r"\S+")
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -56,9 +31,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The configuration that is served. `lines` are those of its file, with `(hidden)` where a secret may be.
-
-    `time_zone`: where days begin, for budgets and for dates without a time.
+    """The configuration that is served: its file, and where days begin, for budgets and for dates without a time.
 
     `generation` counts the configurations that the gateway has served since its start; null where no running gateway is asked.
     `refused` is null where the file is served as it is.
@@ -66,66 +39,19 @@ class Served(msgspec.Struct, frozen=True):
 
     path: str
     time_zone: str
-    lines: list[str]
     generation: int | None
     refused: Refusal | None
 
 
 @action("GET", "/config", Scope.READ, name="config.read")
 async def read_config(client: LocalClient) -> Served:
-    """Return the configuration as it is served, line by line, without secrets, and the last change that was refused."""
+    """Return which configuration is served, and the last change of its file that was refused."""
     running, document = client.running, client.loaded.document
-    lines = await asyncio.to_thread(shown_lines, document)
     refused = None
     if running is not None and running.refused is not None:
         refused = Refusal(document.hide(running.refused.reason), utc(round(running.refused.at * 1000)))
-    return Served(
-        str(document.path), client.config.time_zone, lines, None if running is None else running.generation, refused
-    )
-
-
-def shown_lines(document: Document) -> list[str]:
-    """Return the lines of a file that was accepted."""
-    text = document.raw.decode("utf-8-sig")
-    spans = sorted(_secrets(yaml.compose(text, Loader=_Loader), ()))
-    texts = {value for *_, value in spans if len(value) >= MIN_REPEATED}
-    parts, at = [], 0
-    for first, last, _ in spans:
-        parts += [text[at:first], HIDDEN, "\n" * text.count("\n", first, last)]
-        at = last
-    shown = document.hide("".join([*parts, text[at:]]))
-    for value in sorted(texts, key=len, reverse=True):
-        shown = shown.replace(value, HIDDEN)
-    return [_comment_cleaned(line) for line in shown.splitlines()]
-
-
-def _secrets(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[int, int, str]]:
-    """Yield where the texts begin and end that are not shown, with what is to be hidden everywhere, or an empty text."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _secrets(value, (*path, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _secrets(value, (*path, index))
-    elif isinstance(node, yaml.ScalarNode) and _is_secret(node, path):
-        everywhere = not any(step in OF_ANY_KIND for step in path) or shown_name(node.value).startswith(HIDDEN[:-1])
-        yield node.start_mark.index, node.end_mark.index, node.value.strip() if everywhere else ""
-
-
-def _is_secret(node: yaml.ScalarNode, path: KeyPath) -> bool:
-    names = [step for step in path if isinstance(step, str)]
-    if not any(name in SETTINGS for name in names) or _REFERENCES.fullmatch(node.value):
-        return False
-    text = node.tag.endswith((":str", ":binary", ":timestamp"))
-    return text or (bool(SECRET.search(names[-1])) and not node.tag.endswith((":null", ":bool")))
-
-
-def _comment_cleaned(line: str) -> str:
-    before, mark, comment = line.partition("#")
-    if not mark:
-        return line
-    words = _WORD.sub(lambda word: HIDDEN if shown_name(word[0]).startswith(HIDDEN[:-1]) else word[0], comment)
-    return f"{before}#{words}"
+    generation = None if running is None else running.generation
+    return Served(str(document.path), client.config.time_zone, generation, refused)
 
 
 class Rates(msgspec.Struct, frozen=True):
