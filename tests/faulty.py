@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
-from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -346,31 +345,6 @@ class Believes(Plugin):
         chunk.decode()
 
 
-class Works(Plugin):
-    """Makes too many function calls in on_chunk."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        for byte in chunk:
-            chr(byte)
-
-
-class Sends(Plugin):
-    """Sends a command from on_chunk."""
-
-    async def start(self, services: Services) -> None:
-        self._redis, self._key = services.redis, services.key("chunks")
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        self._redis.submit("INCR", self._key)
-
-
-class Forks(Plugin):
-    """Starts a task in on_chunk."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        self._task = asyncio.get_running_loop().create_task(asyncio.sleep(0))
-
-
 class Once(Plugin):
     """Cannot start beside another instance."""
 
@@ -571,16 +545,6 @@ class Texts(list[str]):
     """The texts of a stream."""
 
 
-class KeepsTheText(Plugin):
-    """Keeps all that a stream says."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        texts = exchange.get(Texts)
-        if texts is None:
-            texts = exchange[Texts] = Texts()
-        texts += [delta.text for delta in exchange.deltas(chunk)]
-
-
 class ReadsOnlyStreams(Plugin):
     """Takes an answer that is not streamed for an event."""
 
@@ -641,26 +605,6 @@ class ProvidesADialect(Plugin):
     """Names a dialect, and no tuple of them."""
 
     dialects = Dialect  # type: ignore[assignment]
-
-
-class RepeatsASyncFunction(Plugin):
-    """Calls what cannot be awaited."""
-
-    async def start(self, services: Services) -> None:
-        services.every(60, self._refresh)  # type: ignore[arg-type]
-
-    def _refresh(self) -> None:
-        pass
-
-
-class FailsInTheBackground(Plugin):
-    """Has a mistake in what it repeats."""
-
-    async def start(self, services: Services) -> None:
-        services.every(60, partial(self._refresh, {}))
-
-    async def _refresh(self, known: dict[str, str]) -> None:
-        known["unknown"]
 
 
 class RepeatsACoroutine(Plugin):
@@ -727,28 +671,6 @@ class LogsTheTokenByItself(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         logging.getLogger("mine").warning("%s", exchange.request.headers["authorization"])
-
-
-class ReadsWithoutAwait(Plugin):
-    """Reads the reply of its step in a function that is not async."""
-
-    requires = (Caller,)
-
-    async def request_step(self, exchange: Exchange) -> Step:
-        return Step(Script("one", "return 1"), [f"gw:{{{exchange[Caller].account}}}"], [], self._read)  # type: ignore[arg-type]
-
-    def _read(self, reply: int) -> None:
-        pass
-
-
-class FailsWithoutAwait(Plugin):
-    """Has a `failed` that is not async."""
-
-    requires = (Caller,)
-
-    async def end_step(self, exchange: Exchange) -> Step:
-        key = f"gw:{{{exchange[Caller].account}}}"
-        return Step(Script("one", "return 1"), [key], [], failed=lambda error: None)  # type: ignore[arg-type, return-value]
 
 
 class CountsInTwoKinds(Plugin):

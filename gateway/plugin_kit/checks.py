@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,7 +22,7 @@ from gateway.chain.services import Services
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.plugin_kit import scenarios
-from gateway.plugin_kit.edits import edits, not_async, step_problems
+from gateway.plugin_kit.edits import edits, step_problems
 from gateway.plugin_kit.finding import (
     COMPLETED,
     INCOMPLETE,
@@ -32,13 +31,12 @@ from gateway.plugin_kit.finding import (
     Finding,
     HookTimeout,
     an,
-    described,
     failed,
     limited,
     told,
 )
 from gateway.plugin_kit.leaks import CapturedLog, DebugMode, Printed, leaked
-from gateway.plugin_kit.scenarios import MAX_CALLS, ScenarioResult, ScenarioRunner, memory_snapshot
+from gateway.plugin_kit.scenarios import ScenarioResult, ScenarioRunner, memory_snapshot
 from gateway.plugin_kit.streams import dialects, streams
 
 MAX_LOST_REPLIES: Final = 12
@@ -46,8 +44,6 @@ MAX_LOST_REPLIES: Final = 12
 GROWTH_EXCHANGES: Final = 24
 """A container that grows by one for each of these exchanges is taken to grow for ever."""
 BACKGROUND_LIMIT_S: Final = 2.0
-MISTAKES: Final = (TypeError, AttributeError, NameError, LookupError)
-"""What is a mistake wherever it runs. What else a function raises may be the place: there is no network in a test."""
 
 
 class PluginTrial:
@@ -105,8 +101,6 @@ class PluginTrial:
 
     async def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
-        if problems and (sync := await not_async(runner)):
-            problems = sync
         if (refused := completed.refused) is not None and not problems:
             why = f"{refused.status} {refused.code}: {refused}"
             problems.append(
@@ -132,8 +126,7 @@ class PluginTrial:
             )
         taken = completed.taken()
         not_given_back = [f"{name} after: {_name(result)}" for result in results for name in sorted(result.left(taken))]
-        growth, in_background = await self._growth(runner)
-        not_given_back += growth
+        not_given_back += await self._growth(runner)
         return [
             Finding.of("ends", problems, _summary(results)),
             Finding.of("gives back", not_given_back, ", ".join(sorted(taken)) or "takes nothing"),
@@ -144,52 +137,27 @@ class PluginTrial:
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
             await edits(runner),
-            Finding.of(
-                "chunks", runner.cost.problems(), f"at most {runner.cost.max_calls} calls of {MAX_CALLS} allowed"
-            )
-            if "on_chunk" in defined_hooks(self.kind)
-            else Finding("chunks", True, "no `on_chunk`"),
             await streams(runner),
-            Finding.of("background", in_background, f"{len(self.background)} functions"),
             await dialects(runner.plugin),
         ]
 
-    async def _growth(self, runner: ScenarioRunner) -> tuple[list[str], list[str]]:
-        """Return what grows in memory, or loses free slots, with every exchange, and what is wrong with background functions.
-
-        They are called once after the exchanges: what they take away has not grown.
-        """
+    async def _growth(self, runner: ScenarioRunner) -> list[str]:
+        """Return what grows in memory, or loses free slots, with every exchange, also where the functions of `every` have run."""
         crowd = ScenarioRunner(runner.plugin, runner.providers, self.given.redis, self.headers, store=False)
         endings = (COMPLETED, *INCOMPLETE)
         before = memory_snapshot(runner.plugin)
         for index in range(GROWTH_EXCHANGES):
             await crowd.run(endings[index % len(endings)])
-        in_background = await self._background_problems()
+        for function in self.background:
+            with suppress(*PLUGIN_ERRORS):
+                await limited("every", function(), BACKGROUND_LIMIT_S)
         after = memory_snapshot(runner.plugin)
         changes = {name: abs(after[name] - before.get(name, 0)) for name in sorted(after)}
-        growth = [
+        return [
             f"{name} changed by {change:g} in {GROWTH_EXCHANGES} exchanges"
             for name, change in changes.items()
             if name.startswith(("the size", "free slots")) and change >= GROWTH_EXCHANGES
         ]
-        return growth, in_background
-
-    async def _background_problems(self) -> list[str]:
-        """Call each function that was given to `every` once. Return what is wrong with it."""
-        found = []
-        for function in self.background:
-            name, place = described(function)
-            try:
-                made: Any = function()
-                if inspect.isawaitable(made):
-                    await limited(name, made, BACKGROUND_LIMIT_S)
-                else:
-                    found.append(f"`{name}`, which `every` calls, returns {an(made)}: write `async def`{place}")
-            except MISTAKES as error:
-                found.append(f"`{name}`, which `every` calls, raised {describe_error(error)}")
-            except PLUGIN_ERRORS:
-                continue
-        return found
 
     async def _reload(self, runner: ScenarioRunner) -> Finding:
         """Start a new instance beside the old one, stop the old one, and send a request through the new one."""

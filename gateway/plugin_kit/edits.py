@@ -5,9 +5,6 @@ Steps that are planned twice have the same effect as once, and so do those of re
 
 from __future__ import annotations
 
-import inspect
-from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from gateway.base.errors import Refused
@@ -15,7 +12,7 @@ from gateway.chain.entry import PLUGIN_ERRORS
 from gateway.chain.request_hooks import ExplainHooks
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
-from gateway.plugin_kit.finding import COMPLETED, Finding, described
+from gateway.plugin_kit.finding import COMPLETED, Finding
 from gateway.plugin_kit.scenarios import ScenarioRunner
 from gateway.store.client.steps import Step, error_in, run_steps, slot_tag
 
@@ -112,34 +109,11 @@ async def step_problems(runner: ScenarioRunner) -> list[str]:
     return problems
 
 
-async def not_async(runner: ScenarioRunner) -> list[str]:
-    """Return which functions of the steps must be `async` and are not, each with its place."""
-    found, exchange = list[str](), await runner.arrived(COMPLETED)
-    for hook, plans in (("request_step", runner.entry.plans_request), ("end_step", runner.entry.plans_end)):
-        with suppress(*PLUGIN_ERRORS):  # found by the checks of a request and of its endings
-            step = await getattr(runner.plugin, hook)(exchange) if plans else None
-            found += _not_async(hook, step) if step is not None else []
-    await runner.left(exchange)
-    return found
-
-
-def _not_async(hook: str, step: Step) -> list[str]:
-    problems = []
-    for name in ("read", "failed"):
-        function = getattr(step, name)
-        called = inspect.unwrap(function.func if isinstance(function, partial) else function) if function else None
-        if inspect.isroutine(called) and not inspect.iscoroutinefunction(called):
-            place = described(called)[1]
-            problems.append(f"`{name}` of the step of `{hook}` must be `async def`{place}")
-    return problems
-
-
 async def _sent(runner: ScenarioRunner, request_id: str, hook: str, step: Step | None, times: int = 1) -> list[str]:
     """Send a step, and again as after a lost reply; give the plugin the last reply. Return what was wrong."""
     if step is None:
         return []
-    if problems := _not_async(hook, step):
-        return problems
+    problems = list[str]()
     if len({slot_tag(key) for key in step.keys}) != 1:
         problems.append(f"the keys of `{hook}` are in several hash slots: put braces around the account in each")
     ((status, value),) = await run_steps(runner.client, [step])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Iterable
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -126,15 +124,6 @@ def in_vain(plugin: Plugin, hook: str, returned: object) -> list[str]:
     if returned is None:
         return []
     return [f"`{hook}` returns {an(returned)}, which is ignored: return nothing{place_of_hook(type(plugin), hook)}"]
-
-
-def described(function: Any) -> tuple[str, str]:
-    """Return the name of a function, and its file and line in brackets; empty where it has none."""
-    while isinstance(function, partial):
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    name = str(getattr(function, "__name__", type(function).__name__))
-    return name, "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def an(value: object) -> str:

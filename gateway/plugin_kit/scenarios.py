@@ -5,18 +5,16 @@ ending must give the same back. There is also a scenario for each `await` of `on
 are lost.
 
 A snapshot is of the plugin's memory and of the store, as numbers that can be compared. The exchange notes how the plugin ends
-streams. The cost of `on_chunk` is counted rather than timed: function calls, tasks, store commands.
+streams.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Generator, Mapping, Sequence, Sized
 from contextlib import suppress
-from types import FrameType
 from typing import Any, Final
 
 import msgspec
@@ -39,9 +37,6 @@ HOOK_TIMEOUT_S: Final = 5
 
 Snapshot = dict[str, float]
 """Sizes and numbers by their names, which are fit for a sentence."""
-
-MAX_CALLS: Final = 50
-"""Function calls that `on_chunk` may make for one chunk. Relaying the chunk takes fewer."""
 
 
 class ScenarioRunner:
@@ -66,8 +61,6 @@ class ScenarioRunner:
         self.request_hook = "request_step" if self.entry.plans_request else "on_request"
         self._headers = headers
         self._with_store = store
-        self.cost = CostCounter()
-        """The cost of `on_chunk` in all scenarios so far."""
         self.stops = Stops()
 
     async def run(self, ending: Ending) -> ScenarioResult:
@@ -192,9 +185,7 @@ class ScenarioRunner:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
                 exchange[ChunkSize] = ChunkSize(len(chunk))
-                exchange.deltas(chunk)  # read once for all plugins, and not the cost of one
-                with self.cost:
-                    returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
+                returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
                 problems = problems or in_vain(self.plugin, hook, returned)
                 if exchange.stopped is not None:
                     exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
@@ -393,46 +384,3 @@ def _number(value: Any) -> float:
         return float(_text(value))
     except ValueError:
         return 1
-
-
-class CostCounter:
-    """A context manager that counts what runs inside it. Enter it once for each chunk."""
-
-    def __init__(self) -> None:
-        self.max_calls = 0
-        """Function calls of the most expensive chunk."""
-        self._calls = 0
-        self._problems: set[str] = set()
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> None:
-        self._calls = 0
-        self._tasks = asyncio.all_tasks()
-        self._debug = self._loop.get_debug()
-        self._loop.set_debug(False)  # it makes calls of its own for each callback and future
-        self._profile = sys.getprofile()
-        sys.setprofile(self._count)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(self._profile)
-        self._loop.set_debug(self._debug)
-        self.max_calls = max(self.max_calls, self._calls - 1)  # without the call of this method
-        if asyncio.all_tasks() - self._tasks:
-            self._problems.add("`on_chunk` starts a task: start it in `start`, and give it work")
-
-    def problems(self) -> Iterator[str]:
-        """Yield a line for each thing that `on_chunk` must not do, with its cure."""
-        yield from sorted(self._problems)
-        if self.max_calls > MAX_CALLS:
-            yield (
-                f"`on_chunk` makes {self.max_calls} function calls for one chunk, the limit is {MAX_CALLS}: "
-                "move work to `on_end`"
-            )
-
-    def _count(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            self._calls += 1
-            if frame.f_code is Client.submit.__code__:
-                self._problems.add("`on_chunk` sends a command to the store: collect here, and send in `on_end`")
-        elif event == "c_call":
-            self._calls += 1

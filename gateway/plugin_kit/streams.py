@@ -1,4 +1,4 @@
-"""The checks of plugins that end streams, keep what they read, answer with events, or provide a dialect.
+"""The checks of plugins that end streams, answer with events, or provide a dialect.
 
 Each dialect is asked as for a request, and given events that it may not know.
 """
@@ -6,8 +6,6 @@ Each dialect is asked as for a request, and given events that it may not know.
 from __future__ import annotations
 
 import asyncio
-import gc
-import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -25,13 +23,9 @@ from gateway.config.decode import WrongSetting
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.plugin_kit.finding import COMPLETED, Finding, an
-from gateway.plugin_kit.scenarios import ChunkSize, ScenarioRunner, Stops
+from gateway.plugin_kit.scenarios import ScenarioRunner, Stops
 from gateway.testing import chat_request
 
-LONG_CHUNKS: Final = 64
-LONG_CHUNK: Final = 64 * 1024
-MOST_KEPT: Final = 1 << 20
-"""Bytes that a plugin may keep of a stream of 4 MiB."""
 MOST_EVENTS: Final = 100_000
 WHOLE_ANSWERS: Final = (
     b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"Green"},"finish_reason":"stop"}]}',
@@ -51,7 +45,7 @@ ERRORS: Final = ((500, b"oops"), (401, b'{"error":{"message":"no"}}'), (429, b""
 
 async def streams(runner: ScenarioRunner) -> Finding:
     """Return the finding on how the plugin treats streams."""
-    problems = [*stop_problems(runner.stops), *await _long_stream(runner), *await _whole_answers(runner)]
+    problems = [*stop_problems(runner.stops), *await _whole_answers(runner)]
     reply, exchange = await _reply(runner)
     text = "ends streams" if runner.stops.count else "ends no stream of this check"
     if reply is not None and reply.events is not None:
@@ -71,27 +65,6 @@ def stop_problems(stops: Stops) -> Iterator[str]:
         yield "`on_chunk` calls `exchange.stop` again after it has ended the stream: return after the first call"
     if stops.outside:
         yield "`on_chunk` keeps bytes that the chunk does not have: `keep` is from 0 to `len(chunk)`, such as `delta.start`"
-
-
-async def _long_stream(runner: ScenarioRunner) -> list[str]:
-    """Return a problem where the plugin keeps most of a long stream."""
-    if not runner.entry.defines("on_chunk"):
-        return []
-    exchange = await runner.arrived(COMPLETED)
-    problems: list[str] = []
-    try:
-        reply = await runner.request(runner.plugin, exchange)
-        if reply is None:
-            kept = _kept(runner, exchange)
-            if kept > MOST_KEPT:
-                whole = LONG_CHUNKS * LONG_CHUNK >> 10
-                problems.append(
-                    f"keeps {kept >> 10} KiB of a stream of {whole} KiB: keep the end of a text, or no more than a limit"
-                )
-    except PLUGIN_ERRORS:
-        pass  # found by the checks of a request and of its endings
-    await _ended(runner, exchange)
-    return problems
 
 
 async def _whole_answers(runner: ScenarioRunner) -> list[str]:
@@ -114,32 +87,6 @@ async def _whole_answers(runner: ScenarioRunner) -> list[str]:
         finally:
             await _ended(runner, exchange)
     return []
-
-
-def _kept(runner: ScenarioRunner, exchange: Exchange) -> int:
-    """Return how many bytes more are in use after a long stream."""
-    traced = tracemalloc.is_tracing()
-    if not traced:
-        tracemalloc.start()
-    try:
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        runner.plugin.on_response(exchange)
-        for number in range(LONG_CHUNKS):
-            text = (b"word%d " % number) * (LONG_CHUNK // 8)
-            chunk = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text
-            exchange.deltas(chunk)
-            exchange[ChunkSize] = ChunkSize(len(chunk))
-            runner.plugin.on_chunk(exchange, chunk)
-            if exchange.stopped is not None:
-                break
-        exchange.deltas(b"")
-        del text, chunk
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        if not traced:
-            tracemalloc.stop()
 
 
 async def _reply(runner: ScenarioRunner) -> tuple[Reply | None, Exchange]:
