@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.base.errors import Misconfigured
-from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse
+from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table
 from gateway.domain.catalogue import matches
 from gateway.tools.prices import catalogues
 from gateway.tools.prices.catalogues import plain
-from gateway.tools.prices.match import Comparison, MatchedPrice, compare
+from gateway.tools.prices.match import Comparison, compare
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -22,23 +21,10 @@ if TYPE_CHECKING:
 
 prices = typer.Typer(no_args_is_help=True, help="Compare the configured prices with a public catalogue: import.")
 
-NAMED: Final = 3
-"""Rises that the refusal names."""
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.add_typer(prices, name="prices")
-
-
-def _factor(text: str) -> Decimal:
-    try:
-        factor = Decimal(text.removesuffix("x"))
-    except InvalidOperation:
-        factor = Decimal(0)
-    if not (factor.is_finite() and factor >= 1):
-        raise typer.BadParameter(f"`{text}` is not a factor; write it as in 2x or 1.1x")
-    return factor
 
 
 def _choice(text: str) -> tuple[str, str]:
@@ -71,10 +57,6 @@ def import_(
     costs: Annotated[
         bool, typer.Option("--costs", help="Compare what the channels cost you (`cost`), not what callers pay.")
     ] = False,
-    most_rise: Annotated[
-        str, typer.Option(metavar="FACTOR", help="Without --yes, refuse prices that rise by more than this.")
-    ] = "2x",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept every rise.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,29 +65,19 @@ def import_(
     FILE is LiteLLM's `model_prices_and_context_window.json`. The configuration file is not changed.
 
     A model is found by the name that its channels' provider has for it, else by its own name. Prices are per million tokens. What
-    the catalogue does not say stays as it is. The exit code is 1 where a price rises too far, or cannot be used.
+    the catalogue does not say stays as it is. The exit code is 1 where a price cannot be used.
 
     Examples: `gateway prices import model_prices_and_context_window.json`,
-    `gateway prices import catalogue.json --model 'gpt-*' --as gpt-4o=azure/gpt-4o --most-rise 1.2x`
+    `gateway prices import catalogue.json --model 'gpt-*' --as gpt-4o=azure/gpt-4o`
     """
-    most, keys = _factor(most_rise), dict(map(_choice, chosen or ()))
+    keys = dict(map(_choice, chosen or ()))
     settings = configuration(config)
     names = _names(settings, model or ["*"], keys)
     result = compare(settings, catalogues.load(file), names, keys, costs=costs)
-    rises = [] if yes else result.rises(most)
     if as_json:
-        _print_json(result, rises)
+        _print_json(result)
     else:
         _print(result, len(names))
-    for found, change in rises[:NAMED]:
-        typer.echo(
-            f"gateway: {_place(found.model, found.channel)}: {change.label} would rise {_factor_of(change)}", err=True
-        )
-    if rises:
-        raise refuse(
-            f"{len(rises)} prices would rise by more than {plain(most)}x: check them, "
-            "then give --yes, or leave models out with --model"
-        )
     if any(note.wrong for note in result.notes):
         raise typer.Exit(1)
 
@@ -141,8 +113,7 @@ def _print(result: Comparison, models: int) -> None:
         typer.echo(f"{'wrong' if note.wrong else 'note'}: {_place(note.model, note.channel)}: {note.text}", err=True)
 
 
-def _print_json(result: Comparison, rises: list[tuple[MatchedPrice, PriceChange]]) -> None:
-    refused = {(found.model, found.channel, change) for found, change in rises}
+def _print_json(result: Comparison) -> None:
     print_json(
         {
             "changes": [
@@ -153,7 +124,6 @@ def _print_json(result: Comparison, rises: list[tuple[MatchedPrice, PriceChange]
                     "above": change.above,
                     "now": None if change.now is None else plain(change.now),
                     "becomes": plain(change.becomes),
-                    "refused": (found.model, found.channel, change) in refused,
                     "entry": found.key,
                 }
                 for found in result.found

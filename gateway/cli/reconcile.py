@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.base.ids import LAST_MS
-from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, progress, refuse
+from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
 from gateway.runtime.data_folder import usage_home
 from gateway.tools.reconcile.bill import NANOS, Columns, read
-from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, exported, logged
+from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, logged
 
 if TYPE_CHECKING:
     from gateway.usage.database import UnusableFile
@@ -87,10 +86,6 @@ def reconcile(
     last: Annotated[
         str | None, typer.Option("--to", parser=day, metavar="DAY", help="The last day of the bill, included (UTC).")
     ] = None,
-    export: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Also what `gateway usage export` printed on another machine."),
-    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many lines of each table to print. JSON has all.")] = 20,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -113,15 +108,10 @@ def reconcile(
             raise typer.BadParameter(f"there is no channel `{name}`; known: {', '.join(settings.channels)}")
     unusable: list[UnusableFile] = []
     with Join(beyond) as join:
-        with _progress(bill) as (on_bytes, on_calls):
-            columns = Columns(id_, cost, day_, model)
-            join.add_lines(read(bill, columns, progress=on_bytes))
-            since, until = _around(first or join.days()[0], last or join.days()[1])
-            home = usage_home(settings)
-            join.add_calls(logged(home, since_ms=since, until_ms=until, unusable=unusable), on_calls)
-            for file in export or ():
-                join.add_calls(exported(file), on_calls)
-            period = join.join(first or "", last or "", channel or ())
+        join.add_lines(read(bill, Columns(id_, cost, day_, model)))
+        since, until = _around(first or join.days()[0], last or join.days()[1])
+        join.add_calls(logged(usage_home(settings), since_ms=since, until_ms=until, unusable=unusable))
+        period = join.join(first or "", last or "", channel or ())
         notes = _notes(join, *period)
         if as_json:
             _print_json(join, notes)
@@ -244,18 +234,3 @@ def units(nanos: int, *, sign: bool = False) -> str:
     """Format billionths as an amount: `5.00`, `0.000123`, with a sign `+0.50`."""
     whole, _, decimals = f"{Decimal(nanos) / NANOS:{'+' if sign else ''}.9f}".partition(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
-
-
-@contextmanager
-def _progress(bill: Path) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show the progress on standard error if that is a terminal: of the bill in bytes, and of the log in calls."""
-    with progress() as show:
-        size = max(1, bill.stat().st_size) if bill.exists() else 1
-
-        def on_bytes(read_bytes: int) -> None:
-            show(f"reading the bill: {100 * read_bytes // size} %")
-
-        def on_calls(calls: int) -> None:
-            show(f"reading the usage log: {calls} calls")
-
-        yield on_bytes, on_calls

@@ -114,9 +114,8 @@ def test_what_a_terminal_obeys_is_shown_as_its_code() -> None:
 
 
 def test_a_file_of_accounts_ends_as_other_commands_where_the_store_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("gateway.admin.actions.imports.PAUSE_S", 0.0)
     (tmp_path / "away.yaml").write_text(
         f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\ngroups: {{default: {{}}}}\n"
     )

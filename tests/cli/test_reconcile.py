@@ -13,8 +13,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.base.ids import utc
 from gateway.cli.commands import program
-from gateway.usage.database import path_of
-from gateway.usage.record import AttemptRecord, Record, encode
+from gateway.usage.record import AttemptRecord, Record
 from tests.records import arrival, end, id_at, usage_database
 
 DAY_MS = 86_400_000
@@ -193,30 +192,6 @@ def test_a_bill_of_which_nothing_is_known_says_what_to_look_at(books: Books) -> 
     assert "note: no id of the bill is in the usage log: is --id the right column" in result.stderr
 
 
-def test_the_records_of_another_machine_are_given_as_an_export(books: Books) -> None:
-    other = books.folder / "other.jsonl"
-    other.write_bytes(encode(record(70)) + b"\n")
-    books.lines.append(f"{DAY},gen-70,openai/gpt-4o,0.0015")
-    books.run(code=1)
-    books.run("--export", other)
-
-
-def test_a_table_is_cut_and_json_is_not(books: Books) -> None:
-    books.lines = [line.replace("0.0015", "0.5") for line in books.lines]
-    table = books.run("--limit", 3, code=1).stdout
-    assert "20 billed in another amount than expected:" in table
-    assert "... and 17 more" in table
-    assert len(books.json("--limit", 3, code=1)["differs"]) == 20
-    assert "differs" not in books.run("--limit", 0, code=1).stdout
-
-
-def test_a_month_that_cannot_be_read_is_named_and_fails(books: Books) -> None:
-    books.run()
-    path_of(books.folder / "usage", DAY[:7]).write_bytes(b"no database" * 1000)
-    result = books.again(code=1)
-    assert f"usage-{DAY[:7]}.sqlite" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -225,7 +200,6 @@ def test_a_month_that_cannot_be_read_is_named_and_fails(books: Books) -> None:
         (["--tolerance", "-1"], "`-1` is not a tolerance"),
         (["--channel", "opnai"], "there is no channel `opnai`; known: openai, azure"),
         (["--from", "yesterday"], "is not a time"),
-        (["--export", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["--cost", "model"], "bill.csv:2: `openai/gpt-4o` is not an amount"),
     ],
 )

@@ -28,9 +28,6 @@ MAX_BODY: Final = 10 * 1024 * 1024
 """Bytes of a batch."""
 AT_ONCE: Final = 64
 """Rows that are worked on at once."""
-TRIES: Final = 3
-PAUSE_S: Final = 1.0
-"""Between two tries of a row for which the store did not answer in time."""
 COUNTED: Final = ("rows", "created", "credited", "credited_before", "credited_micros")
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
@@ -140,7 +137,7 @@ async def _all(client: LocalClient, rows: Sequence[tuple[int, Callable[[Imported
     async def worker() -> None:
         for line, do in waiting:
             try:
-                await _retried(partial(do, report))
+                await do(report)
             except StoreAway:
                 raise
             except GatewayError as error:
@@ -160,16 +157,6 @@ async def _all(client: LocalClient, rows: Sequence[tuple[int, Callable[[Imported
         "refused": len(report.refused),
     }
     return report
-
-
-async def _retried(do: Callable[[], Awaitable[None]]) -> None:
-    """Do a row, again where the store did not answer in time: each part of it may be repeated."""
-    for _ in range(TRIES - 1):
-        try:
-            return await do()
-        except StoreAway:
-            await asyncio.sleep(PAUSE_S)
-    return await do()
 
 
 async def _ensure(client: LocalClient, row: AccountRow, report: Imported) -> None:

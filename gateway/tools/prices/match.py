@@ -1,4 +1,4 @@
-"""The comparison of the configured prices with a catalogue: what would change, what rises too far, what needs a person.
+"""The comparison of the configured prices with a catalogue: what would change, what needs a person.
 
 An entry of the catalogue is matched with a configured model, or with one of its channels. The provider is known by the address of
 a channel. Where it is, only its own entries are considered, first by the name that the model has there; else any entry with the
@@ -48,10 +48,6 @@ class Comparison(msgspec.Struct):
 
     found: list[MatchedPrice] = []
     notes: list[Note] = []
-
-    def rises(self, most: Decimal) -> list[tuple[MatchedPrice, PriceChange]]:
-        """Return the prices that become more than `most` times what they are."""
-        return [(found, change) for found in self.found for change in found.changes if change.rises_beyond(most)]
 
 
 def compare(
@@ -191,10 +187,6 @@ class PriceChange(msgspec.Struct, frozen=True):
     now: Decimal | None
     becomes: Decimal
     given: bool
-
-    def rises_beyond(self, factor: Decimal) -> bool:
-        """Return whether the price becomes more than `factor` times what it is. From 0 every rise is beyond."""
-        return self.now is not None and self.becomes > self.now * factor
 
     @property
     def label(self) -> str:

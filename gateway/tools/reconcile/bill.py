@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +25,6 @@ MAX_ID: Final = 128
 """Ids are compared up to this length; a record has no more of them."""
 MAX_WRONG: Final = 10
 """Lines that an error names."""
-PROGRESS_LINES: Final = 4096
 NANOS: Final = 1_000_000_000
 """Billionths in one unit of the currency."""
 LARGEST: Final = 1_000_000
@@ -53,8 +52,8 @@ class Columns(msgspec.Struct, frozen=True):
     model: str = ""
 
 
-def read(path: Path, columns: Columns, *, progress: Callable[[int], None] = lambda _: None) -> Iterator[BillLine]:
-    """Yield the lines of a bill. `progress` is called now and then with the bytes that were read.
+def read(path: Path, columns: Columns) -> Iterator[BillLine]:
+    """Yield the lines of a bill.
 
     Raises `Misconfigured` for a file that is no such bill; it has several lines where several lines of the bill are wrong.
     """
@@ -64,8 +63,6 @@ def read(path: Path, columns: Columns, *, progress: Callable[[int], None] = lamb
             reader = csv.reader(file, strict=True)
             indices = _indices(path, reader, columns)
             for row in reader:
-                if reader.line_num % PROGRESS_LINES == 0:
-                    progress(file.buffer.tell())  # type: ignore[attr-defined]  # a text file has a buffer
                 if not any(row):
                     continue
                 try:

@@ -18,12 +18,12 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from gateway.base.errors import GatewayError, Misconfigured, cannot_use
+from gateway.base.errors import GatewayError
 from gateway.tools.reconcile.bill import BillLine
 from gateway.usage import queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.home import Home
-from gateway.usage.record import AttemptRecord, Record, decode
+from gateway.usage.record import AttemptRecord
 
 BATCH: Final = 10_000
 ALWAYS: Final = "9999-12-31"
@@ -80,7 +80,6 @@ KINDS: Final = {
 
 COLUMNS: Final = ("id", "arrived_at", "model", "channel", "upstream_request_id", "attempts", "upstream_cost_micros")
 NANOS_IN_A_MICRO: Final = 1000
-MAX_LINE: Final = 1024 * 1024
 
 _attempts: Final = msgspec.json.Decoder(list[AttemptRecord]).decode
 
@@ -137,8 +136,8 @@ class Join:
         rows = ((line.id, line.cost, line.number, line.day, line.model) for line in lines)
         self._insert("INSERT INTO lines (id, cost, number, day, model) VALUES (?, ?, ?, ?, ?)", rows)
 
-    def add_calls(self, calls: Iterable[Call], progress: Callable[[int], None] = lambda _: None) -> None:
-        """Add calls of the usage log. `progress` is called now and then with their number."""
+    def add_calls(self, calls: Iterable[Call]) -> None:
+        """Add calls of the usage log."""
         number = self._value("SELECT coalesce(max(call), 0) FROM calls")
         rows: list[Sequence[Any]] = []
         names: list[Sequence[Any]] = []
@@ -149,7 +148,6 @@ class Join:
             names += [(each, number) for each in call.names]
             if len(rows) == BATCH:
                 self._insert_calls(rows, names)
-                progress(number)
         self._insert_calls(rows, names)
 
     def days(self) -> tuple[str, str]:
@@ -249,29 +247,6 @@ def logged(home: Home, *, since_ms: int | None, until_ms: int | None, unusable: 
     for *fields, attempts, stated in rows:
         if attempts is not None and attempts != "[]":
             yield from _calls(fields, _attempts(attempts), stated)
-
-
-def exported(path: Path) -> Iterator[Call]:
-    """Yield the calls of a file that `gateway usage export` printed, of another machine for example. Raises `Misconfigured`."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
-                if line.strip():
-                    yield from _of_record(_decoded(path, number, line))
-    except OSError as error:
-        raise cannot_use(str(path), error, cure="give a file that `gateway usage export` printed") from None
-
-
-def _decoded(path: Path, number: int, line: bytes) -> Record:
-    try:
-        return decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Misconfigured(f"{path}:{number}: not a record; give a file that `gateway usage export` printed") from None
-
-
-def _of_record(record: Record) -> Iterable[Call]:
-    fields = (record.id, record.arrived_at, record.model, record.channel, record.upstream_request_id)
-    return _calls(fields, record.attempts, record.upstream_cost_micros)
 
 
 def _calls(fields: Sequence[Any], attempts: Sequence[AttemptRecord], stated: int | None) -> Iterator[Call]:

@@ -66,15 +66,6 @@ def test_a_tier_falls_back_as_the_configuration_does() -> None:
     ]
 
 
-def test_a_rise_is_measured_by_its_factor() -> None:
-    change = PriceChange("input", 0, Decimal(1), Decimal(2), given=True)
-    assert not change.rises_beyond(Decimal(2))
-    assert change.rises_beyond(Decimal("1.99"))
-    assert PriceChange("input", 0, Decimal(0), Decimal("0.01"), given=True).rises_beyond(Decimal(1000))
-    assert not PriceChange("input", 0, None, Decimal(100), given=False).rises_beyond(Decimal(1))
-    assert not PriceChange("input", 0, Decimal(2), Decimal(1), given=True).rises_beyond(Decimal(1))
-
-
 def test_what_the_catalogue_does_not_say_stays() -> None:
     now = cost("1", "2", "0.5", "1.5", request="0.1", tiers=(tier(100, "2", "4"),))
     assert merged(now, cost("3", "4", "0.6")) == cost(

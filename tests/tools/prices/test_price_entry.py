@@ -87,13 +87,6 @@ def test_cached_and_written_tokens_at_0_are_not_free() -> None:
     assert priced.notes == ("cache_write is 0 there and was left out, so that these tokens cost what input costs",)
 
 
-def test_another_price_of_reasoning_is_for_a_person_to_decide() -> None:
-    (entry,) = load(LITELLM).with_key("perplexity/sonar-deep-research")
-    assert read(entry).notes == (
-        "reasoning costs 3 there and other output 8: `output` is the price of both, so decide on one",
-    )
-
-
 def test_what_is_null_is_said_and_is_not_0() -> None:
     priced = per_token(cache_read_input_token_cost=None)
     assert priced.cost == cost("1", "2")
@@ -112,10 +105,10 @@ def test_what_is_null_is_said_and_is_not_0() -> None:
         (Decimal("NaN"), "cache_read_input_token_cost is NaN, not a finite number"),
         (Decimal("Infinity"), "cache_read_input_token_cost is Infinity, not a finite number"),
         (Decimal(-1), "cache_read_input_token_cost is negative: -1"),
-        (Decimal("0.010001"), "cache_read_input_token_cost is 0.010001, which is more than 10000 per million tokens"),
-        (Decimal("1e99999999"), "which is more than 10000 per million tokens"),
-        (Decimal("2.5e-12"), "cache_read_input_token_cost is 2.5E-12, which is less than 0.0001 per million tokens"),
-        (Decimal("1e-99999999"), "which is less than 0.0001 per million tokens"),
+        (Decimal("0.010001"), "cache_read_input_token_cost is 0.010001, which cannot be right"),
+        (Decimal("1e99999999"), "which cannot be right"),
+        (Decimal("2.5e-12"), "cache_read_input_token_cost is 2.5E-12, which cannot be right"),
+        (Decimal("1e-99999999"), "which cannot be right"),
     ],
 )
 def test_a_price_that_cannot_be_right_is_named(value: object, text: str) -> None:
@@ -129,9 +122,9 @@ def test_a_price_that_cannot_be_right_is_named(value: object, text: str) -> None
     [
         (
             {"input_cost_per_request": Decimal(101)},
-            "input_cost_per_request is 101, which is more than 100 for a request",
+            "input_cost_per_request is 101, which cannot be right",
         ),
-        ({"input_cost_per_token": Decimal("2.5")}, "input_cost_per_token is 2.5, which is more than 10000"),
+        ({"input_cost_per_token": Decimal("2.5")}, "input_cost_per_token is 2.5, which cannot be right"),
         (
             {"input_cost_per_token_above_128k_tokens": Decimal(-1)},
             "above_128k_tokens: input_cost_per_token is negative",

@@ -176,13 +176,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(Misconfigured, match="name a readable CSV file"):
             list(read(path, COLUMNS))
-
-
-def test_the_progress_is_the_bytes_that_were_read(tmp_path: Path) -> None:
-    file = tmp_path / "bill.csv"
-    file.write_text("id,cost\n" + "abcdefgh,0.001\n" * 20_000)
-    told: list[int] = []
-    assert sum(1 for _ in read(file, Columns("id", "cost"), progress=told.append)) == 20_000
-    assert told == sorted(told)
-    assert 2 <= len(told) <= 10
-    assert 0 < told[-1] <= file.stat().st_size

@@ -1,16 +1,13 @@
-"""The calls of upstreams are read from the files, of this version and the one before, and from an export."""
+"""The calls of upstreams are read from the files."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-import pytest
-
-from gateway.base.errors import Misconfigured
-from gateway.tools.reconcile.join import Call, exported, logged
+from gateway.tools.reconcile.join import Call, logged
 from gateway.usage.database import UnusableFile, path_of
-from gateway.usage.record import AttemptRecord, Record, encode
+from gateway.usage.record import AttemptRecord, Record
 from tests.records import arrival, end, id_at, usage_database
 
 NOV_20 = 1_795_132_800_000
@@ -88,20 +85,3 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: P
     unusable: list[UnusableFile] = []
     assert len(list(logged(tmp_path, since_ms=None, until_ms=None, unusable=unusable))) == 1
     assert "usage-2026-10.sqlite" in str(unusable[0])
-
-
-def test_an_export_is_read_like_the_files(tmp_path: Path) -> None:
-    record = served(NOV_20, AttemptRecord("a", 200, "", 7, "req-1", "cmpl-1"))
-    file = tmp_path / "other.jsonl"
-    file.write_bytes(encode(record) + b"\n\n" + encode(record) + b"\n")
-    assert list(exported(file)) == [Call(record.id, "2026-11-20", "gpt-4o-mini", "a", ("req-1", "cmpl-1"), 7000)] * 2
-
-
-def test_what_is_no_export_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "other.jsonl"
-    for content in (b"\n{}", b"\nid,cost", b"\n\xff"):
-        file.write_bytes(content)
-        with pytest.raises(Misconfigured, match=r"other\.jsonl:2: not a record; give a file that"):
-            list(exported(file))
-    with pytest.raises(Misconfigured, match=r"none\.jsonl: No such file"):
-        list(exported(tmp_path / "none.jsonl"))
