@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from gateway.admin.actions.times import UNITS_S
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
 from gateway.base.text import counted
@@ -34,6 +32,7 @@ from gateway.cli.common import (
     run_with_store,
     store_of,
 )
+from gateway.cli.token import LONGEST_OVERLAP_S, duration
 from gateway.runtime.data_folder import existing_folder
 from gateway.store import pepper as store_pepper
 from gateway.store.accounts import account_key, unknown
@@ -217,20 +216,15 @@ def _fields(gateway: KnownGateway, own: str) -> dict[str, object]:
     }
 
 
-LONGEST_S: Final = 365 * 86_400
-
 pepper = typer.Typer(
     no_args_is_help=True,
     help="Show where the key is that tokens are checked with (show), or change it (rotate).",
 )
 
 
-def _duration(text: str) -> int:
-    parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
-    if text != "none" and parts is None:
-        raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s, or none")
-    seconds = int(parts[1]) * UNITS_S[parts[2]] if parts else 0
-    if seconds > LONGEST_S:
+def _accepted(text: str) -> int:
+    seconds = 0 if text == "none" else duration(text)
+    if seconds > LONGEST_OVERLAP_S:
         raise typer.BadParameter("tokens of the pepper before are accepted for at most 365d")
     return seconds
 
@@ -281,7 +275,7 @@ def rotate(
 
     Example: `gateway pepper rotate --accept-old 30d`
     """
-    accept_s = _duration(accept_old)
+    accept_s = _accepted(accept_old)
     data = existing_folder(configuration(config))
     with store_pepper.changing(data):
         _rotate(config, data, accept_s, prepare=prepare, lost=lost, yes=yes)

@@ -13,7 +13,9 @@ import msgspec
 import typer
 
 from gateway.admin.actions.action import LARGEST_LONG_PAGE
+from gateway.admin.actions.usage import GIVEN, MOST_LINES, groups
 from gateway.base.amounts import amount
+from gateway.base.errors import Refused
 from gateway.base.text import counted
 from gateway.cli.client import USUAL, ApiOption, At, account_of, command, noted, run
 from gateway.cli.common import (
@@ -41,7 +43,7 @@ from gateway.runtime.data_folder import usage_home
 from gateway.usage import queries
 from gateway.usage.completeness import notes
 from gateway.usage.database import SUMS, UnusableFile
-from gateway.usage.sums import NAMES, Selected
+from gateway.usage.sums import Selected
 
 if TYPE_CHECKING:
     from gateway.admin.actions.action import ActionClient
@@ -58,16 +60,11 @@ usage = typer.Typer(
 )
 
 
-_SHORT: Final = {"token": "token_id", "error": "error_code"}
-_LONG: Final = {name: short for short, name in _SHORT.items()}
-_GIVEN: Final = ", ".join(_LONG.get(name, name) for name in NAMES)
-
-
 def _groups(text: str) -> list[str]:
-    names = [_SHORT.get(name, name) for name in text.split(",")]
-    if unknown := [name for name in names if name not in NAMES]:
-        raise typer.BadParameter(f"`{unknown[0]}` is not one of {_GIVEN}")
-    return list(dict.fromkeys(names))
+    try:
+        return groups(text)
+    except Refused as error:
+        raise typer.BadParameter(error.message) from None
 
 
 async def _terms(
@@ -177,7 +174,7 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
 async def summary(
     at: At,
     by: Annotated[
-        str, typer.Option(metavar="NAMES", help=f"Group by these, with commas between them: {_GIVEN}.")
+        str, typer.Option(metavar="NAMES", help=f"Group by these, with commas between them: {', '.join(GIVEN)}.")
     ] = "day",
     account: AccountOption = None,
     model: ModelOption = None,
@@ -195,21 +192,19 @@ async def summary(
     `gateway usage summary --by hour,error --from 12h --account alice`
     """
     _check_order(since, until)
-    groups = _groups(by)
-
-    from gateway.admin.actions.usage import MOST_LINES
+    names = _groups(by)
 
     terms = await _terms(at, account, model, outcome, since, until)
-    pages = [page async for page in at.pages("usage.summary", size=MOST_LINES, by=",".join(groups), **terms)]
+    pages = [page async for page in at.pages("usage.summary", size=MOST_LINES, by=",".join(names), **terms)]
     lines = [line for page in pages for line in page.data]
-    totals = [{name: getattr(line, name) for name in (*groups, *SUMS)} for line in lines]
+    totals = [{name: getattr(line, name) for name in (*names, *SUMS)} for line in lines]
     if at.as_csv:
         print_csv(totals)
     elif at.as_json:
         for total in totals:
             print_json(total)
     else:
-        print_sums(groups, totals, empty="No requests ended in that time.")
+        print_sums(names, totals, empty="No requests ended in that time.")
     _note(pages[-1].notes)
     _fail(pages[-1].unread)
 

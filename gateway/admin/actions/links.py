@@ -10,7 +10,6 @@ The admin token is from the environment, or from a file that is followed, so tha
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 import time
 from hashlib import sha256
@@ -149,11 +148,6 @@ def token_of(config: Config, *, create: bool = True) -> str:
     that is missing.
     """
     return secret_of(_path(config), VARIABLE, create=create).decode("utf-8", "replace")
-
-
-def has_token(config: Config) -> bool:
-    """Return whether there is a token, so that `token_of` makes none."""
-    return VARIABLE in os.environ or _path(config).exists()
 
 
 class AdminToken:

@@ -8,7 +8,6 @@ length takes no more memory than some lines.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn
@@ -19,7 +18,7 @@ from aiohttp import web
 from gateway.admin.actions.action import Action, Arguments
 from gateway.admin.actions.errors import PREFIX, refused
 from gateway.admin.actions.local import Actor, LocalClient
-from gateway.admin.actions.remote import CsvFile, Feed, Streamed
+from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi
 from gateway.admin.http.idempotency import Unbroken, key_of
@@ -35,9 +34,6 @@ ACTOR: Final = web.RequestKey("actor", Actor)
 ClientOf = Callable[[Actor, str], LocalClient]
 """Returns the client of an actor, with what a repeated request has in common with the first, or an empty text."""
 
-Send = Callable[[web.Request, Streamed], Awaitable[web.StreamResponse]]
-"""Sends what is no JSON."""
-
 BODY_TIMEOUT_S: Final = 60.0
 LARGE: Final = 64 * 1024
 """Bytes of a body that is checked in a thread."""
@@ -48,19 +44,11 @@ _FIELD: Final = re.compile(r"(?:missing required|contains unknown) field `(.*)`"
 def add_routes(application: web.Application, client_of: ClientOf, live: LiveUsage) -> None:
     """Add a route for each action. `live` has the streams of all paths."""
     unbroken = Unbroken()
-
-    async def send(request: web.Request, streamed: Streamed) -> web.StreamResponse:
-        if isinstance(streamed, Feed):
-            return await live.send(request, streamed)
-        if isinstance(streamed, CsvFile):
-            return await send_csv(request, streamed)
-        raise TypeError(f"nothing sends {streamed}")
-
     for action in ACTIONS:
         path = PREFIX + action.path
         for name in action.in_path:  # any text, also an empty one: the action says what is wrong with it
             path = path.replace(f"{{{name}}}", f"{{{name}:[^/]*}}")
-        application.router.add_route(action.method, path, _handler(action, client_of, unbroken, send))
+        application.router.add_route(action.method, path, _handler(action, client_of, unbroken, live))
     for path in (PREFIX + openapi.PATH, openapi.PATH):
         application.router.add_get(path, _description, allow_head=False)
     application.on_cleanup.append(unbroken.end)
@@ -71,7 +59,7 @@ async def _description(_: web.Request) -> web.Response:
 
 
 def _handler(
-    action: Action[Any, Any], client_of: ClientOf, unbroken: Unbroken, send: Send
+    action: Action[Any, Any], client_of: ClientOf, unbroken: Unbroken, live: LiveUsage
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         actor = request[ACTOR]
@@ -82,8 +70,10 @@ def _handler(
         client = client_of(actor, key_of(request, actor, action, arguments))
         work = _performed(client, action, arguments)
         result = await (unbroken.done(work) if action.writes else work)
-        if isinstance(result, Streamed):
-            return await send(request, result)
+        if isinstance(result, Feed):
+            return await live.send(request, result)
+        if isinstance(result, CsvFile):
+            return await send_csv(request, result)
         if result is None:
             return web.Response(status=action.status)
         return web.Response(status=action.status, body=msgspec.json.encode(result), content_type="application/json")
@@ -163,7 +153,6 @@ def _too_large(limit: int) -> Refused:
 def _decoded(raw: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         decoded = msgspec.json.decode(raw, type=kind)
-        json.loads(raw, object_pairs_hook=_refuse_duplicates)
     except msgspec.ValidationError as error:
         _refuse(error, "body")
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
@@ -171,14 +160,6 @@ def _decoded(raw: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     except RecursionError:
         raise Refused(400, "invalid_request", "The body is nested too deeply.", param="body") from None
     return decoded
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise Refused(400, "invalid_request", f"The field {name[:100]!a} is there twice.", param=_as_param(name))
-        seen.add(name)
 
 
 def _refuse(error: msgspec.ValidationError, where: str) -> NoReturn:

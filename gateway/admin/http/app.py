@@ -24,10 +24,9 @@ from gateway.admin.actions.local import Actor
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http import api
 from gateway.admin.http.api import ACTOR, ClientOf
-from gateway.admin.http.responses import ID, add_headers, error_response, of_http
+from gateway.admin.http.responses import add_headers, answered
 from gateway.admin.http.usage_feed import LiveUsage
-from gateway.base.errors import GatewayError, Refused, StoreError, internal
-from gateway.base.ids import new_id
+from gateway.base.errors import Refused
 from gateway.base.log import log
 from gateway.metrics.exporter import Exporter
 
@@ -77,34 +76,18 @@ class Admin:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Find out who calls, and turn what the handler raises into an error response."""
-        request[ID] = new_id()
-        try:
-            if request.match_info.route.resource in self._of_pages:
-                return await handler(request)
-            if request.path != "/healthz":
+        """Find out who calls, before the handler answers."""
+
+        async def of_somebody(request: web.Request) -> web.StreamResponse:
+            if request.match_info.route.resource not in self._of_pages and request.path != "/healthz":
                 authorization = request.headers.get("Authorization", "")
                 request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
                 scopes = {Scope.READ, Scope.METRICS} if request.path == METRICS else {Scope.READ}
                 if not request.path.startswith(api.PREFIX) and not scopes & actor.scopes:
                     raise Refused(403, "scope_missing", f"This needs the scope `{min(scopes)}`.")
             return await handler(request)
-        except Refused as refused:
-            return error_response(request, refused)
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            return error_response(request, of_http(error, KNOWN))
-        except ConnectionError:
-            raise
-        except StoreError as error:
-            log.error("admin_request_failed", reason=str(error))
-            return error_response(request, internal())
-        except GatewayError as error:
-            return error_response(request, api.refused(error))
-        except Exception as error:
-            log.error("admin_request_failed", exc_info=error)
-            return error_response(request, internal())
+
+        return await answered(request, of_somebody, KNOWN, log)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -13,7 +13,7 @@ import msgspec
 from gateway.admin.actions.action import Action, Scope
 from gateway.admin.actions.errors import PREFIX
 from gateway.admin.actions.remote import Streamed
-from gateway.admin.actions.table import ACTIONS, EXAMPLES
+from gateway.admin.actions.table import ACTIONS
 
 PATH: Final = "/openapi.json"
 """Below the prefix, and at the root. It needs a token: who has none learns nothing from this port."""
@@ -124,10 +124,8 @@ def _action(action: Action[Any, Any]) -> dict[str, Any]:
         "responses": {str(action.status): _success(action), **_refusals(action)},
     }
     if action.body is not None:
-        content: dict[str, Any] = {"schema": _schema(action.body)}
-        if action.name in EXAMPLES:
-            content["example"] = msgspec.to_builtins(EXAMPLES[action.name])
-        result["requestBody"] = {"required": True, "content": {"application/json": content}}
+        content = {"application/json": {"schema": _schema(action.body)}}
+        result["requestBody"] = {"required": True, "content": content}
     return result
 
 

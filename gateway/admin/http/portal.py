@@ -6,9 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.admin.http.app import OwnPages
-from gateway.admin.http.responses import ID, add_headers, error_response, of_http
-from gateway.base.errors import Refused, internal
-from gateway.base.ids import new_id
+from gateway.admin.http.responses import add_headers, answered
 from gateway.base.log import log
 
 KNOWN = "Known here: the pages that a link leads to, which the operator makes."
@@ -31,20 +29,7 @@ class Portal:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[ID] = new_id()
-        try:
-            return await handler(request)
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            return error_response(request, of_http(error, KNOWN))
-        except ConnectionError:
-            raise
-        except Refused as refused:
-            return error_response(request, refused)
-        except Exception as error:
-            log.error("portal_request_failed", exc_info=error)
-            return error_response(request, internal())
+        return await answered(request, handler, KNOWN, log)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from gateway.base.errors import Refused, headers_of, render
+from gateway.admin.actions.errors import refused
+from gateway.base.errors import GatewayError, Refused, StoreError, headers_of, internal, render
+from gateway.base.ids import new_id
 
 NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 ID: Final = web.RequestKey("request_id", str)
@@ -24,10 +27,28 @@ def of_http(error: web.HTTPException, known: str) -> Refused:
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
 
 
-def error_response(request: web.BaseRequest, refused: Refused) -> web.Response:
+async def answered(request: web.Request, handler: Handler, known: str, log: Logger) -> web.StreamResponse:
+    """Return the answer of a handler to a request, which gets an id; what it raises is an error in the shape of all others."""
+    request[ID] = new_id()
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(request, of_http(error, known))
+    except Exception as error:
+        if isinstance(error, GatewayError) and not isinstance(error, StoreError):
+            return error_response(request, refused(error))
+        log.error("admin_request_failed", exc_info=error)
+        return error_response(request, internal())
+
+
+def error_response(request: web.BaseRequest, error: Refused) -> web.Response:
     """Return an error in the shape of all others."""
-    body = render(refused, request[ID])
-    return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")
+    body = render(error, request[ID])
+    return web.Response(status=error.status, body=body, headers=headers_of(error), content_type="application/json")
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

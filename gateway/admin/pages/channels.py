@@ -5,6 +5,7 @@ The configuration is the chain, models, prices, groups, and the file. The file r
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
@@ -52,30 +53,35 @@ async def index(
 
 async def disable(view: View) -> web.StreamResponse:
     """Call a channel no more."""
-    try:
-        await channels.disable(view.client, view.path["name"], body=body(DisablingReason, reason=view.form["reason"]))
-    except GatewayError as error:
-        return await _refused(view, error)
-    return view.go("/channels", "channel-disabled")
+
+    def work() -> Awaitable[object]:
+        given = body(DisablingReason, reason=view.form["reason"])
+        return channels.disable(view.client, view.path["name"], body=given)
+
+    return await _attempt(view, work, "channel-disabled")
 
 
 async def enable(view: View) -> web.StreamResponse:
     """Call a channel again, and end its cool-down."""
-    try:
-        await channels.enable(view.client, view.path["name"])
-    except GatewayError as error:
-        return await _refused(view, error)
-    return view.go("/channels", "channel-enabled")
+    return await _attempt(view, lambda: channels.enable(view.client, view.path["name"]), "channel-enabled")
 
 
 async def credential(view: View) -> web.StreamResponse:
     """Switch a credential off or on, or let one that was refused be tried again."""
-    try:
+
+    def work() -> Awaitable[object]:
         given = body(Switch, state=view.form["state"])
-        await channels.credential(view.client, view.path["name"], view.path["number"], body=given)
+        return channels.credential(view.client, view.path["name"], view.path["number"], body=given)
+
+    return await _attempt(view, work, "changed")
+
+
+async def _attempt(view: View, work: Callable[[], Awaitable[object]], done: str) -> web.StreamResponse:
+    try:
+        await work()
     except GatewayError as error:
         return await _refused(view, error)
-    return view.go("/channels", "changed")
+    return view.go("/channels", done)
 
 
 async def test(view: View) -> web.StreamResponse:
