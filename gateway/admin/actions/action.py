@@ -20,8 +20,6 @@ import msgspec
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-MAX_BODY: Final = 1024 * 1024
-"""Bytes of a body, unless the action says otherwise."""
 _IN_PATH: Final = re.compile(r"\{([a-z_]+)\}")
 
 Line = TypeVar("Line")
@@ -77,7 +75,6 @@ class Action(Generic[Parameters, Result]):
         path: str,
         scope: Scope,
         status: int,
-        max_body: int,
         audited: bool,
         most_a_minute: int,
         name: str,
@@ -90,8 +87,6 @@ class Action(Generic[Parameters, Result]):
         self.scope = scope
         self.status = status
         """Of the answer that says that it is done."""
-        self.max_body = max_body
-        """Bytes of the body at most."""
         self.audited = audited and method != "GET"
         """Whether it leaves lines in the audit log."""
         self.most_a_minute = most_a_minute
@@ -147,7 +142,6 @@ def action(
     scope: Scope,
     *,
     status: int = 200,
-    max_body: int = MAX_BODY,
     audited: bool = True,
     most_a_minute: int = 0,
     name: str = "",
@@ -159,7 +153,7 @@ def action(
     """
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Action[Parameters, Result]:
-        return Action(function, method, path, scope, status, max_body, audited, most_a_minute, name)
+        return Action(function, method, path, scope, status, audited, most_a_minute, name)
 
     return made
 

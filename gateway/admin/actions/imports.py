@@ -24,8 +24,6 @@ from gateway.store.external_ids import no_owner
 from gateway.store.money.scripts import Credit
 
 MOST_ROWS: Final = 500
-MAX_BODY: Final = 10 * 1024 * 1024
-"""Bytes of a batch."""
 AT_ONCE: Final = 64
 """Rows that are worked on at once."""
 COUNTED: Final = ("rows", "created", "credited", "credited_before", "credited_micros")
@@ -95,7 +93,7 @@ class Imported(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@action("POST", "/accounts/import", Scope.ACCOUNTS, max_body=MAX_BODY)
+@action("POST", "/accounts/import", Scope.ACCOUNTS)
 async def accounts(client: LocalClient, body: AccountRows) -> Imported:
     """Create the accounts that are not there yet, and credit them: up to 500 rows. Repeating it changes nothing.
 
@@ -114,7 +112,7 @@ async def accounts(client: LocalClient, body: AccountRows) -> Imported:
     return await _all(client, [(row.line, partial(do, row)) for row in body.rows])
 
 
-@action("POST", "/credits/import", Scope.MONEY, max_body=MAX_BODY)
+@action("POST", "/credits/import", Scope.MONEY)
 async def credits_(client: LocalClient, body: CreditRows) -> Imported:
     """Book credits for accounts that are there: up to 500 rows. Repeating it changes nothing.
 

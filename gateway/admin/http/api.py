@@ -34,7 +34,8 @@ ACTOR: Final = web.RequestKey("actor", Actor)
 ClientOf = Callable[[Actor, str], LocalClient]
 """Returns the client of an actor, with what a repeated request has in common with the first, or an empty text."""
 
-BODY_TIMEOUT_S: Final = 60.0
+MAX_BODY: Final = 10 * 1024 * 1024
+"""Bytes of a body: an import of many rows is the largest."""
 LARGE: Final = 64 * 1024
 """Bytes of a body that is checked in a thread."""
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$\.?)(?P<path>.*)`)?$", re.DOTALL)
@@ -113,9 +114,14 @@ def query_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Struct |
 async def body_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Struct | None:
     """Return the body; without one, that of an empty object.
 
-    Raises `Refused`: 400 for what is no JSON or is not as the action has it, 408, 413, 415.
+    Raises `Refused`: 400 for what is no JSON or is not as the action has it, 413, 415.
     """
-    raw = await _read(request, action.max_body)
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise Refused(413, "body_too_large", f"A body here has at most {MAX_BODY} bytes.") from None
+    except web.RequestPayloadError:
+        raise Refused(400, "invalid_request", "The body cannot be read.", param="body") from None
     if raw and request.content_type != "application/json":
         raise Refused(415, "unsupported_media_type", "Send JSON, with the header `Content-Type: application/json`.")
     if action.body is None:
@@ -125,29 +131,6 @@ async def body_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Str
     if len(raw) > LARGE:
         return await asyncio.to_thread(_decoded, raw, action.body)
     return _decoded(raw or b"{}", action.body)
-
-
-async def _read(request: web.Request, limit: int) -> bytes:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for piece in request.content.iter_any():
-                body += piece
-                if len(body) > limit:
-                    raise _too_large(limit)
-    except TimeoutError:
-        raise Refused(408, "body_timeout", f"The body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
-    except web.RequestPayloadError:
-        raise Refused(400, "invalid_request", "The body cannot be read.", param="body") from None
-    return bytes(body)
-
-
-def _too_large(limit: int) -> Refused:
-    return Refused(413, "body_too_large", f"A body here has at most {limit} bytes.")
 
 
 def _decoded(raw: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:

@@ -63,7 +63,7 @@ class Admin:
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
-        application = web.Application(middlewares=[self._guard])
+        application = web.Application(middlewares=[self._guard], client_max_size=api.MAX_BODY)
         application.router.add_get("/healthz", self._health)
         application.router.add_get(METRICS, self._metrics)
         if self._client_of is not None:

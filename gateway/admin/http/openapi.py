@@ -30,7 +30,6 @@ ERRORS: Final[Mapping[int, str]] = {
     401: "There is no token, or it is wrong, revoked or expired.",
     403: "The token does not have the scope that the operation needs.",
     404: "What the path or the body names is not there.",
-    408: "The body did not arrive in time.",
     409: "It is there already, or differs from what was sent before, as a transaction with another amount.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -170,7 +169,7 @@ def _refusals(action: Action[Any, Any]) -> dict[str, Any]:
     if action.in_path or action.body is not None:
         statuses.add(404)
     if action.writes:
-        statuses |= {408, 409, 413, 415}
+        statuses |= {409, 413, 415}
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
 
 

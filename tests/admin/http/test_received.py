@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import random
 from typing import Any, Final
@@ -11,6 +10,7 @@ import pytest
 from yarl import URL
 
 from gateway.admin.actions.table import ACTIONS
+from gateway.admin.http.api import MAX_BODY
 from tests.admin.http.conftest import TOKEN, Client
 
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
@@ -77,13 +77,11 @@ async def test_only_json_as_it_is_is_taken(api: Client) -> None:
     body = b'{"id": "alice"}'
     for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x"):
         assert (await sent(api, body, Content_Type=content_type))[:2] == (415, "unsupported_media_type")
-    packed = gzip.compress(body)
-    assert (await sent(api, packed, Content_Encoding="gzip"))[:2] == (415, "unsupported_media_type")
     assert (await sent(api, body, Content_Type="application/json; charset=utf-8"))[0] == 201
 
 
 async def test_a_body_has_its_limit_also_where_its_length_is_not_said(api: Client) -> None:
-    large = b'{"id": "' + b"x" * 1024 * 1024 + b'"}'
+    large = b'{"id": "' + b"x" * MAX_BODY + b'"}'
 
     async def pieces() -> Any:
         for first in range(0, len(large), 65_536):
@@ -93,7 +91,7 @@ async def test_a_body_has_its_limit_also_where_its_length_is_not_said(api: Clien
         async with api.post("/api/v1/accounts", data=body, headers=JSON) as response:
             assert response.status == 413
             error = (await response.json())["error"]
-            assert (error["code"], "1048576 bytes" in error["message"]) == ("body_too_large", True)
+            assert (error["code"], f"{MAX_BODY} bytes" in error["message"]) == ("body_too_large", True)
     status, _, _, message = await sent(
         api, io.BytesIO(b'{"rows": [' + b" " * 2 * 1024 * 1024 + b"]}"), "/accounts/import"
     )
