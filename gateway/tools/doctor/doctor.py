@@ -37,15 +37,8 @@ MOST_NAMES: Final = 20
 
 REMEDY_FOR_COPY: Final = "Copy it again, without spaces, line ends, quotes or the word Bearer."
 
-OPERATIONS: Final = (
-    "/chat/completions",
-    "/completions",
-    "/responses",
-    "/embeddings",
-    "/messages",
-    "/models",
-    "/account",
-)
+BASE: Final = re.compile(r"(/v1)+(/chat/completions|/completions|/responses|/embeddings|/messages|/models|/account)?$")
+"""The end of a path up to which it is a base address, with what clients add themselves."""
 
 
 async def diagnose(
@@ -175,20 +168,11 @@ def parsed(base_url: str) -> tuple[URL, Diagnosis]:
 
 def _check(url: URL) -> Diagnosis:
     path = url.path.rstrip("/")
-    if url.user is not None or url.password is not None:
-        text = "the address has a user or a password before the host, which takes the place of the token"
-        remedy = f"Remove it: {_without(url, url.path)}"
-        return ill("address", "address_has_password", text, remedy)
-    if url.query_string or url.fragment:
-        return ill("address", "address_has_query", "the address has a query", f"Remove it: {_without(url, url.path)}")
-    if path.endswith("/v1/v1"):
-        remedy = f"Remove one /v1: {_without(url, path.removesuffix('/v1'))}"
-        return ill("address", "address_repeats_v1", "the path repeats /v1", remedy)
-    for operation in OPERATIONS:
-        if path.endswith(operation):
-            base = path.removesuffix(operation)
-            remedy = f"Remove {operation}, which clients add themselves: {_without(url, base)}"
-            return ill("address", "address_names_operation", "the path names an operation", remedy)
+    base = BASE.sub("/v1", path)
+    if url.user is not None or url.password is not None or url.query_string or url.fragment or base != path:
+        text = "the address has more than a base address: a user, a query, or what clients add themselves"
+        right = url.with_user(None).with_query(None).with_fragment(None).with_path(base)
+        return ill("address", "address_has_more", text, f"Remove it: {shown(str(right))}")
     if not path.endswith("/v1"):
         text = "the path does not end in /v1"
         return note("address", "address_without_v1", text, "This is right only if a proxy adds /v1.")
@@ -207,8 +191,3 @@ def _with_scheme(text: str) -> str:
 def _no_address(text: str, remedy: str) -> Diagnosis:
     part = shown(text.rpartition("@")[2], 80)  # without a password
     return ill("address", "address_invalid", f"`{part}` is not an http address", remedy)
-
-
-def _without(url: URL, path: str) -> str:
-    """Return the address with another path, and without user, query and fragment."""
-    return shown(str(url.with_user(None).with_query(None).with_fragment(None).with_path(path)))
