@@ -87,7 +87,7 @@ class Admin:
                     raise Refused(403, "scope_missing", f"This needs the scope `{min(scopes)}`.")
             return await handler(request)
 
-        return await answered(request, of_somebody, KNOWN, log)
+        return await answered(request, of_somebody, KNOWN)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

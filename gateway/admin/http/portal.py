@@ -7,7 +7,6 @@ from aiohttp.typedefs import Handler
 
 from gateway.admin.http.app import OwnPages
 from gateway.admin.http.responses import add_headers, answered
-from gateway.base.log import log
 
 KNOWN = "Known here: the pages that a link leads to, which the operator makes."
 
@@ -29,7 +28,7 @@ class Portal:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await answered(request, handler, KNOWN, log)
+        return await answered(request, handler, KNOWN)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

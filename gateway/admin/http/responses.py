@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 from gateway.admin.actions.errors import refused
 from gateway.base.errors import GatewayError, Refused, StoreError, headers_of, internal, render
 from gateway.base.ids import new_id
+from gateway.base.log import log
 
 NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 ID: Final = web.RequestKey("request_id", str)
@@ -27,7 +28,7 @@ def of_http(error: web.HTTPException, known: str) -> Refused:
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
 
 
-async def answered(request: web.Request, handler: Handler, known: str, log: Logger) -> web.StreamResponse:
+async def answered(request: web.Request, handler: Handler, known: str) -> web.StreamResponse:
     """Return the answer of a handler to a request, which gets an id; what it raises is an error in the shape of all others."""
     request[ID] = new_id()
     try:
