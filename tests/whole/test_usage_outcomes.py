@@ -10,8 +10,9 @@ import re
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import aiohttp
@@ -33,8 +34,22 @@ from tests.whole.aftermath import records_in_stream
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import Scripted
-from tests.whole.test_errors import INVALID_TOKEN
+from tests.whole.test_errors import assert_error
 
+INVALID_TOKEN = "sk-tester-abcdefgh-0000000000000000000000000000"
+KINDS = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "service_error",
+    502: "upstream_error",
+    503: "service_error",
+    504: "upstream_error",
+}
+"""The types of errors by their status. Any other is a mistake of the request."""
+FIGURES = {"needed_micros", "available_micros", "max_tokens_that_fit"}
+"""Further fields of errors about money."""
 OPENING = 5_000_000
 BOUNDED = ", max_response_bytes: 200000"
 SHORT_TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1, write_stall: 0.2}"
@@ -364,11 +379,24 @@ async def test_one_arrival_and_one_end_match_what_the_caller_saw(case: Case, tmp
     assert (ended.outcome, ended.status) == (case.outcome, answer.status)
     assert (ended.error_code, ended.refused_by) == (case.code, case.by)
     if answer.status >= 400:
-        assert answer.error["code"] == case.code
+        assert answer.status in statuses()[case.code]
+        kind = KINDS.get(answer.status, "invalid_request_error")
+        param = answer.error["param"]
+        assert_error(
+            answer, answer.status, kind, case.code, param=param, details=FIGURES if answer.status == 402 else None
+        )
+        passes = answer.status == 429 or case.code == "service_unavailable"
+        assert ("retry-after" in answer.headers) == passes
     assert len(ended.attempts) == case.attempts
     assert ended.usage_source == case.used
     assert ended.charge_micros == charged
     assert (charged > 0) == (case.used != "none")
+    if case.used != "none":
+        assert (ended.account, ended.group, ended.model) == ("tester", "default", "words")
+        assert [tried.channel for tried in ended.attempts] == ["fake"]
+        tokens = ended.prompt_tokens * ended.price["input"] + ended.completion_tokens * ended.price["output"]
+        # A stream that exceeded its limit is charged no more than was held for it.
+        assert charged == -(-tokens // 1_000_000) or (case.mode == "endless" and charged * 1_000_000 < tokens)
     streamed = answer.status == 200 and case.attempts > 0
     assert (ended.first_byte_ms is not None, ended.events > 0) == (streamed, streamed)
     assert max(case.at_least_ms, ended.first_byte_ms or 0, ended.longest_gap_ms) <= ended.duration_ms <= took_ms + 1
@@ -458,14 +486,19 @@ async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path
     assert record == msgspec.structs.replace(opened, outcome=Outcome.GATEWAY_CRASHED)
 
 
-def documented() -> Iterator[str]:
-    """Yield the codes of the error table of callers.md."""
+@cache
+def statuses() -> dict[str, set[int]]:
+    """Return the codes of the error table of callers.md, each with the statuses that it may have."""
+    found: dict[str, set[int]] = {}
     for line in README.read_text().splitlines():
         if re.match(r"\| [45]\d\d", line):
-            yield from re.findall(r"`(\w+)`", line.split("|")[2])
+            _, status, codes, *_ = line.split("|")
+            for code in re.findall(r"`(\w+)`", codes):
+                found.setdefault(code, set()).update(map(int, re.findall(r"\d{3}", status)))
+    return found
 
 
 def test_every_documented_error_and_every_outcome_is_covered() -> None:
-    assert set(documented()) == {case.code for case in CASES.values() if case.code}
+    assert set(statuses()) == {case.code for case in CASES.values() if case.code}
     covered = {case.outcome for case in CASES.values()} | {Outcome.CALLER_GONE, Outcome.GATEWAY_CRASHED}
     assert covered == set(Outcome)
