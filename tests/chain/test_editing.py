@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway import Caller, Exchange, Plugin, Refused, Route, Step
+from gateway import Caller, Exchange, Plugin, Route, Step
 from gateway.base.errors import GatewayError
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
-from gateway.chain.request_hooks import ExplainHooks, RequestHooks
+from gateway.chain.request_hooks import RequestHooks
 from gateway.testing import exchange
 from plugins.model_routing import ModelRouting
 
@@ -29,12 +29,6 @@ class Edits(Plugin):
         return f"the model is {self.model}"
 
 
-class Undeclared(Edits):
-    """Does not say that it edits."""
-
-    edits = False
-
-
 class EditsInAStep(Plugin):
     edits = True
 
@@ -48,26 +42,10 @@ async def run(of: Exchange, *plugins: Plugin) -> None:
     await RequestHooks(of, entries, [], None).run()  # type: ignore[arg-type]
 
 
-async def test_what_is_below_sees_the_body_as_changed() -> None:
-    of = exchange({"user": "u"})
-    await run(of, Edits(), Edits(model="third"))
-    body = await of.body()
-    assert (body.model, body.max_tokens, "user" in body.top) == ("third", 7, False)
-    assert (of.model, of.requested_model, of.changed_by) == ("third", "m", ("Edits-0", "Edits-1"))
-    assert body.size < (await exchange({"user": "u" * 50}).body()).size
-
-
 async def test_a_change_that_changes_nothing_is_not_recorded() -> None:
     of = exchange({"max_tokens": 7})
     await run(of, Edits(model="m"))
     assert (of.changed_by, of.requested_model) == ((), "")
-
-
-async def test_an_edit_that_is_not_declared_names_the_plugin() -> None:
-    with pytest.raises(
-        GatewayError, match="'Undeclared-1' changes the request without declaring it: write `edits = True`"
-    ):
-        await run(exchange(), Edits(), Undeclared())
 
 
 async def test_a_step_may_be_planned_twice_and_so_cannot_edit() -> None:
@@ -111,26 +89,6 @@ async def test_a_change_that_makes_the_request_invalid_is_the_plugins_fault(
     assert why in str(error.value)
     assert (await of.body()).top["messages"]
     assert of.changed_by == ()
-
-
-async def test_a_body_that_becomes_too_large_is_refused() -> None:
-    async def too_large(_: bytes) -> object:
-        raise Refused(413, "body_too_large", "Too large.")
-
-    of = exchange()
-    of.check_body = too_large  # type: ignore[assignment]
-    with pytest.raises(Refused, match="Too large"):
-        await run(of, Edits())
-
-
-async def test_explain_may_edit_as_the_request_hook_does() -> None:
-    of = exchange()
-    of.hooks = ExplainHooks(Entry("edits", Edits()))
-    assert await Edits().explain(of) == "the model is other"
-    assert of.model == "other"
-    of.hooks = ExplainHooks(Entry("quiet", Undeclared()))
-    with pytest.raises(GatewayError, match="'quiet' changes the request without declaring it"):
-        await Undeclared().explain(of)
 
 
 async def test_a_test_may_call_the_hook_itself() -> None:

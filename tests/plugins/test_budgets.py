@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from gateway import Attempt, Budget, Budgets, BudgetUse, Calendar, Caller, Exchange, Refused, Services, Usage, amount
+from gateway import Attempt, Budget, Budgets, BudgetUse, Calendar, Caller, Exchange, Refused, Services, Usage
 from gateway.base.errors import headers_of
 from gateway.config.schema import Config
 from gateway.store.client.client import Client
@@ -117,36 +117,6 @@ def test_an_explanation_says_what_is_used() -> None:
         described(requests, calendar)
         == "the token's budget of requests a day has used 5 of 5 requests and does not reset"
     )
-
-
-@pytest.mark.parametrize("name", ["day", "week", "month", "total"])
-@pytest.mark.parametrize("owner", ["account", "token"])
-async def test_a_request_that_may_cost_more_than_a_budget_is_refused(
-    given: Services, plugin: Quota, name: str, owner: str
-) -> None:
-    asked = asking(Budgets())
-    most = given.catalogue.prompt_tokens_bound(await asked.body()) + 200
-    exact, less = Budgets(**{name: most}), Budgets(**{name: most - 1})
-    for budgets, fits in ((less, False), (exact, True), (exact, False)):
-        asked = asking(budgets) if owner == "account" else asking(Budgets(), budgets)
-        if fits:
-            text = await plugin.explain(asked)
-            assert text.count(f" has used 0.00 of {amount(most)} and ") == 1
-            await run_request(plugin, asked, given)
-        else:
-            assert (await refused(given, plugin, asked)).message.startswith(f"The {owner}'s ")
-    assert list((await used(given.store.client, "acme")).values()) == [most]
-
-
-async def test_what_was_charged_counts_and_what_was_released_does_not(given: Services, plugin: Quota) -> None:
-    budgets = Budgets(day=10_000, requests=2)
-    for usages, expected in (((Usage(7, 9, "upstream", answers=1),), 25), ((), 25)):
-        asked = asking(budgets)
-        await run_request(plugin, asked, given)
-        await end(given, plugin, asked, *usages)
-        assert await used(given.store.client, "acme") == {"D": expected, "R": 1}
-    await run_request(plugin, asking(budgets), given)
-    assert "requests a day is used up" in (await refused(given, plugin, asking(budgets))).message
 
 
 async def test_a_free_request_counts_as_one_once_it_is_answered(given: Services, plugin: Quota) -> None:

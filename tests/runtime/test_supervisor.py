@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
@@ -86,22 +85,6 @@ def test_a_bug_in_a_child_is_logged_and_named(supervisor: Supervisor, capfd: pyt
     logged = capfd.readouterr().err
     assert "a bug" in logged
     assert "worker 2" in logged
-
-
-def test_a_child_that_dies_is_started_again_until_sigterm(supervisor: Supervisor, trace: Path) -> None:
-    def work(ready: Ready) -> None:
-        ready()
-        append(trace, "started")
-        if trace.read_text().count("started") == 3:
-            os.kill(os.getppid(), signal.SIGTERM)
-            signal.pause()
-
-    supervisor.add("child", work)
-    supervisor.handle_signals()
-    with capture_logs() as lines:
-        supervisor.watch()
-    assert trace.read_text().count("started") == 3
-    assert [line["restart_in_s"] for line in lines] == [0.05, 0.1], "the first waits are short"
 
 
 def test_a_signal_before_the_watch_begins_ends_it_at_once(supervisor: Supervisor, trace: Path) -> None:

@@ -12,7 +12,6 @@ from gateway.config.schema import Port
 from gateway.server.connections import (
     CONNECTION_BYTES,
     LARGE_HEAD,
-    RESERVED_DESCRIPTORS,
     Connections,
     Slot,
     default_max_connections,
@@ -55,38 +54,6 @@ def test_the_oldest_that_wait_are_closed_first_and_unknown_ones_before_known_one
     for name in "abcd":
         assert opened.open(name) is not None
     assert opened.closed == ["first", "second", "unknown", "a"]
-    assert opened.connections.open == 4
-
-
-def test_connections_in_an_exchange_are_never_closed_and_new_ones_are_told_that_there_is_no_room() -> None:
-    opened = Opened(max_connections=2)
-    for name in "ab":
-        slot = opened.open(name)
-        assert slot is not None
-        opened.connections.begin(slot)
-    crowded = []
-    for _ in range(RESERVED_DESCRIPTORS):
-        slot = opened.open("more")
-        assert slot is not None
-        opened.connections.begin(slot)
-        crowded.append(slot.crowded)
-    assert all(crowded)
-    assert opened.open("too many") is None
-    assert opened.closed == []
-
-
-def test_one_address_has_only_so_many_connections_that_wait_without_a_known_account() -> None:
-    opened = Opened(max_connections=100, max_connections_per_address=2)
-    first = opened.open("a", "2001:db8::1")
-    assert first is not None
-    assert opened.open("b", "2001:db8::2") is not None
-    assert opened.open("c", "2001:db8::3") is None
-    assert opened.open("d", "2001:db8:0:1::1") is not None
-    opened.connections.begin(first)
-    assert opened.open("e", "2001:db8::1") is not None
-    first.known = True
-    opened.connections.wait(first)
-    assert opened.open("f", "2001:db8::1") is None
     assert opened.connections.open == 4
 
 

@@ -191,24 +191,3 @@ async def test_the_parser_is_kept_that_has_the_begin_of_a_head(monkeypatch: pyte
         await wait_until(lambda: ("/large", LARGE) in site.served)
         handler.data_received(last[1:])
         await wait_until(lambda: ("/last", 0) in site.served)
-
-
-@pytest.mark.parametrize("seed", range(40))
-async def test_each_request_is_served_with_its_body_wherever_it_is_cut(seed: int) -> None:
-    choice = random.Random(seed)
-    async with connected() as (site, _, writer):
-        site.gate.set()
-        expected, sent = [("/0", 0)], b""
-        for number in range(1, choice.randint(2, 8)):
-            whole, size = request(choice, f"/{number}")
-            expected.append((f"/{number}", size))
-            sent += whole
-        largest = choice.choice([len(sent), 100_000, 20_000, 3_000])
-        while sent:
-            size = choice.randint(1, largest)
-            writer.write(sent[:size])
-            sent = sent[size:]
-            await writer.drain()
-            await asyncio.sleep(choice.choice([0, 0, 0.001]))
-        await wait_until(lambda: len(site.served) == len(expected))
-        assert site.served == expected

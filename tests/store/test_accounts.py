@@ -9,7 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.base.errors import StoreAway, StoreError
-from gateway.domain.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store.accounts import Account, AccountError, Accounts, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
@@ -18,12 +17,6 @@ from gateway.store.money.wallet import Wallet
 @pytest.fixture
 def accounts(client: Client) -> Accounts:
     return Accounts(client)
-
-
-async def test_a_new_account_is_active_with_a_balance_of_zero(accounts: Accounts) -> None:
-    created = await accounts.create("alice", group="trial", credit_line=5)
-    assert created == Account("alice", AccountStatus.ACTIVE, "trial", 5, (), AccountLimits(), NO_BUDGETS, 0, 0, 0)
-    assert await accounts.get("alice") == created
 
 
 async def test_an_id_is_created_once_by_concurrent_calls(accounts: Accounts) -> None:
@@ -41,38 +34,6 @@ async def test_a_bad_id_is_refused(accounts: Accounts, bad: str) -> None:
     assert [account async for account in accounts.all()] == []
 
 
-async def test_an_unknown_account_is_none(accounts: Accounts) -> None:
-    assert await accounts.get("nobody") is None
-
-
-async def test_a_change_sets_what_is_given_and_leaves_the_rest(accounts: Accounts) -> None:
-    await accounts.create("alice", group="trial", credit_line=7)
-    assert (await accounts.change("alice", models=["a", "b-*"])).models == ("a", "b-*")
-    limits = AccountLimits(requests_per_minute=5)
-    changed = await accounts.change("alice", group="default", limits=limits)
-    assert changed == Account("alice", AccountStatus.ACTIVE, "default", 7, ("a", "b-*"), limits, NO_BUDGETS, 0, 0, 0)
-    assert (await accounts.change("alice", models=[])).models == ()
-    assert (await accounts.change("alice", credit_line=0)).credit_line_micros == 0
-
-
-async def test_budgets_are_kept_until_they_are_taken_away(accounts: Accounts) -> None:
-    assert (await accounts.create("alice", budgets=Budgets(day=1))).budgets == Budgets(day=1)
-    every = Budgets(1, 10**15, 3, 4, 5)
-    assert (await accounts.change("alice", budgets=every)).budgets == every
-    assert (await accounts.change("alice", group="trial")).budgets == every
-    assert (await accounts.change("alice", budgets=NO_BUDGETS)).budgets == NO_BUDGETS
-    assert (await accounts.create("bobby")).budgets == NO_BUDGETS
-
-
-async def test_an_account_of_before_budgets_has_none(accounts: Accounts, client: Client) -> None:
-    await accounts.create("alice")
-    assert await client.call("HEXISTS", "gw:{alice}:account", "budgets") == 0
-    account = await accounts.get("alice")
-    assert account is not None
-    assert account.budgets == NO_BUDGETS
-    assert (await accounts.change("alice", budgets=Budgets(total=7))).budgets == Budgets(total=7)
-
-
 async def test_a_change_leaves_the_balance_alone(accounts: Accounts, client: Client) -> None:
     await accounts.create("alice")
     await Wallet(client).credit("alice", "t1", 500)
@@ -86,18 +47,6 @@ async def test_a_credit_line_that_cannot_be_stored_exactly_is_refused(accounts: 
     await accounts.create("alice")
     with pytest.raises(AccountError, match="credit line"):
         await accounts.change("alice", credit_line=credit_line)
-
-
-async def test_a_suspended_account_is_resumed_and_a_closed_one_is_not(accounts: Accounts) -> None:
-    await accounts.create("alice")
-    assert (await accounts.set_status("alice", AccountStatus.SUSPENDED)).status is AccountStatus.SUSPENDED
-    assert (await accounts.set_status("alice", AccountStatus.ACTIVE)).status is AccountStatus.ACTIVE
-    assert (await accounts.set_status("alice", AccountStatus.CLOSED)).status is AccountStatus.CLOSED
-    for attempt in (accounts.set_status("alice", AccountStatus.ACTIVE), accounts.change("alice", group="trial")):
-        with pytest.raises(AccountError, match="closed for good"):
-            await attempt
-    with pytest.raises(AccountError, match="exists"):
-        await accounts.create("alice")
 
 
 async def test_no_operation_on_an_unknown_account_creates_it(accounts: Accounts) -> None:

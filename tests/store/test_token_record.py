@@ -14,12 +14,6 @@ BEFORE = (
 """A record without the fields `budgets` and `limits`."""
 
 
-def test_a_token_without_budgets_and_limits_has_the_record_of_before() -> None:
-    record = decode(BEFORE)
-    assert (record.token.budgets, record.token.limits) == (NO_BUDGETS, NO_LIMITS)
-    assert encode(record) == BEFORE
-
-
 def test_a_token_that_was_replaced_or_replaces_one_has_its_links() -> None:
     links = {"replaces": "alice-00000001", "replaced_by": "alice-00000002", "counts_as": "alice-00000003"}
     record = decode(BEFORE).replaced(**links)

@@ -86,48 +86,6 @@ async def test_a_text_that_is_no_token_is_refused_without_the_store(tokens: Toke
     await away.close()
 
 
-async def test_unknown_wrong_and_malformed_tokens_get_the_same_error(tokens: Tokens, client: Client) -> None:
-    right, other = await tokens.create("alice"), await tokens.create("alice")
-    short = right.id.removeprefix("alice-")
-    record = await client.call("HGET", "gw:{alice}:tokens", other.id.removeprefix("alice-"))
-    await client.call("HSET", "gw:{alice}:tokens", short, record)
-    _, of_nobody = TokenCodec(PEPPER).make("nobody")
-    _, unknown = TokenCodec(PEPPER).make("alice")
-    answers = set()
-    for text in (right.token, of_nobody, unknown, "malformed"):
-        with pytest.raises(TokenRefused) as refused:
-            await tokens.authenticate(text)
-        answers.add((refused.value.status, refused.value.code, refused.value.message, refused.value.token))
-    assert len(answers) == 1
-    assert (await tokens.authenticate(other.token)).token.id == other.id
-
-
-async def test_a_disabled_token_is_refused_until_it_is_enabled(tokens: Tokens) -> None:
-    created = await tokens.create("alice")
-    assert (await tokens.set_status(created.id, TokenStatus.DISABLED)).status is TokenStatus.DISABLED
-    assert await code_of(tokens, created.token) == "token_disabled"
-    await tokens.set_status(created.id, TokenStatus.ACTIVE)
-    assert (await tokens.authenticate(created.token)).token.id == created.id
-
-
-async def test_an_expired_token_is_refused_and_named(tokens: Tokens) -> None:
-    created = await tokens.create("alice", expires_at=int(time.time()))
-    with pytest.raises(TokenRefused) as refused:
-        await tokens.authenticate(created.token)
-    assert refused.value.code == "token_expired"
-    assert refused.value.token is not None
-    assert refused.value.token.id == created.id
-
-
-async def test_a_deleted_token_is_an_unknown_one(tokens: Tokens) -> None:
-    created, kept = await tokens.create("alice"), await tokens.create("alice")
-    assert (await tokens.delete(created.id)).id == created.id
-    assert await code_of(tokens, created.token) == "token_invalid"
-    assert [token.id for token in await tokens.all_of("alice")] == [kept.id]
-    with pytest.raises(TokenError, match="no token"):
-        await tokens.delete(created.id)
-
-
 async def touch(tokens: Tokens, client: Client, known: Authenticated) -> None:
     step = tokens.touch_step(known)
     if step is not None:

@@ -198,3 +198,16 @@ async def test_an_external_id_has_one_line(local_client: LocalClient, external_i
     row = imports.AccountRow(1, "bob", external_id)
     assert len((await imports.accounts(local_client, body=imports.AccountRows((row,)))).refused) == 1
     assert await listed(local_client) == ["alice"]
+
+
+async def test_changes_of_different_budgets_and_limits_at_once_are_all_done(local_client: LocalClient) -> None:
+    budgets = ("day_micros", "week_micros", "month_micros", "total_micros", "requests")
+    limits = ("requests_per_minute", "tokens_per_minute", "concurrent")
+    names = [*(("budgets", name) for name in budgets), *(("limits", name) for name in limits)]
+    await created(local_client, "alice")
+    for value in (7, None, 8):
+        changes = [msgspec.convert({part: {name: value}}, AccountChange) for part, name in names]
+        await asyncio.gather(*(accounts.change(local_client, "alice", body=change) for change in changes))
+        account = await local_client.store.accounts.get("alice")
+        assert account is not None
+        assert set(msgspec.structs.astuple(account.budgets) + msgspec.structs.astuple(account.limits)) == {value}

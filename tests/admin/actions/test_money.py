@@ -38,16 +38,6 @@ async def refused(work: Any) -> str:
     return caught.value.kind
 
 
-async def test_a_credit_is_booked_once_and_another_amount_is_a_conflict(local_client: LocalClient) -> None:
-    first = await money.credit(local_client, "alice", body=NewCredit("t", 5))
-    assert (first.balance_micros, first.booked_before) == (5, False)
-    again = await money.credit(local_client, "alice", body=NewCredit("t", 5))
-    assert (again.balance_micros, again.booked_before) == (5, True)
-    assert await refused(money.credit(local_client, "alice", body=NewCredit("t", 6))) == "conflict"
-    assert await refused(money.credit(local_client, "nobody", body=NewCredit("t", 6))) == "not_found"
-    assert len(await lines(local_client)) == 1
-
-
 async def test_fifty_at_once_with_one_transaction_id_give_one_line(local_client: LocalClient) -> None:
     bodies = [NewCredit("t", 5 + number // 25) for number in range(50)]
     results = await asyncio.gather(

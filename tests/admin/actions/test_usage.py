@@ -57,14 +57,6 @@ async def test_sums_are_those_of_the_log(local_client: LocalClient, rows: UsageD
     assert all(set(NAMES) & line.keys() == set(names) for line in encoded["data"])
 
 
-async def test_requests_are_selected(local_client: LocalClient, rows: UsageDatabase) -> None:
-    written(rows)
-    assert (await asked(local_client, since="2027-01")).total.requests == 6
-    assert (await asked(local_client, account="bbb")).total.requests == 6
-    assert (await asked(local_client, outcome="caller_gone")).total.requests == 1
-    assert (await asked(local_client, model="model3", since="2026-12-31", until="2026-12-31")).total.requests == 1
-
-
 async def test_the_largest_come_first_where_that_is_asked_for(local_client: LocalClient, rows: UsageDatabase) -> None:
     written(rows)
     found = await asked(local_client, by="hour", sort="charge_micros", limit=3)

@@ -5,18 +5,6 @@ from __future__ import annotations
 from tests.admin.http.conftest import TOKEN, Client, call
 
 
-async def test_an_account_is_created_once_listed_and_read(api: Client) -> None:
-    status, made = await call(api, "POST", "/accounts", {"id": "alice", "external_id": "a@shop.example"})
-    assert (status, made["id"], made["balance_micros"], made["status"]) == (201, "alice", 0, "active")
-    status, again = await call(api, "POST", "/accounts", {"id": "alice"})
-    assert (status, again["error"]["code"]) == (409, "exists")
-    status, page = await call(api, "GET", "/accounts")
-    assert (status, [each["id"] for each in page["data"]], page["has_more"]) == (200, ["alice"], False)
-    assert (await call(api, "GET", "/accounts/alice"))[1]["external_id"] == "a@shop.example"
-    status, unknown = await call(api, "GET", "/accounts/nobody")
-    assert (status, unknown["error"]["code"]) == (404, "not_found")
-
-
 async def test_a_management_token_does_what_its_scopes_say_and_nothing_after_it_is_revoked(api: Client) -> None:
     status, made = await call(api, "POST", "/management-tokens", {"name": "the shop", "scopes": ["accounts"]})
     text = made["token"]

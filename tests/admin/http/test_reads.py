@@ -7,37 +7,24 @@ import asyncio
 from gateway.admin.actions.local import LocalClient
 from gateway.domain.exchange import Outcome
 from gateway.usage.record import decode
-from tests.admin.http.conftest import TOKEN, Client, call
+from tests.admin.http.conftest import TOKEN, Client
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, usage_database
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-async def test_requests_are_listed_read_and_told(api: Client, local_client: LocalClient) -> None:
-    rows = usage_database(local_client.store.usage.folder)
-    record = end(arrival(), account="alice")
-    rows.write([record, end(arrival())])
-    rows.close()
-    status, listed = await call(api, "GET", "/requests?account=alice&since=1h")
-    assert (status, [line["id"] for line in listed["data"]]) == (200, [record.id])
-    assert (await call(api, "GET", f"/requests/{record.id}"))[1]["unasked"] == []
-    assert (await call(api, "GET", f"/requests/{record.id}/trace"))[1]["verdict"].startswith("sent to channel openai")
-    status, sums = await call(api, "GET", "/usage/summary?by=account&sort=charge_micros")
-    assert (status, sums["lines"], sums["total"]["requests"]) == (200, 2, 2)
-    assert (await call(api, "GET", "/requests?planet=x"))[0] == 400
-
-
-async def test_an_export_is_csv(api: Client, local_client: LocalClient) -> None:
-    rows = usage_database(local_client.store.usage.folder)
-    rows.write([end(arrival()) for _ in range(2500)])
-    rows.close()
-    async with api.get("/api/v1/usage/export.csv", headers=HEADERS) as response:
-        assert (response.status, response.content_type) == (200, "text/csv")
-        assert response.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
-        assert len((await response.text()).splitlines()) == 2501
-    async with api.get("/api/v1/usage/export.csv?since=never", headers=HEADERS) as response:
-        assert (response.status, response.content_type) == (400, "application/json")
+async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(
+    api: Client, local_client: LocalClient
+) -> None:
+    async with AsyncExitStack() as stack:
+        asked = (
+            stack.enter_async_context(api.get("/api/v1/usage/live", headers=HEADERS))
+            for _ in range(usage_feed.MAX_STREAMS + 8)
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            statuses = sorted(response.status for response in await asyncio.gather(*asked))
+        assert statuses == [200] * usage_feed.MAX_STREAMS + [503] * 8
 
 
 async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:
