@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ plugins:
   - use: quota
   - use: model-routing
 """
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Running]]
 
 
 def configuration(
@@ -61,9 +65,15 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest.fixture
-async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+def serve(store_url: str, client: Client, tmp_path: Path) -> Serve:
+    """A function that runs a gateway with an empty store. Its arguments are those of `configuration`."""
+    return lambda *upstream, **more: running(configuration(*upstream, **more), tmp_path, store_url)
+
+
+@pytest.fixture
+async def gateway(upstream: FakeUpstream, serve: Serve) -> AsyncIterator[Running]:
     """Yield a gateway in front of `upstream`, with an empty store."""
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
+    async with serve(upstream.base_url) as whole:
         yield whole
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import anthropic
 import openai
@@ -12,17 +11,16 @@ from anthropic.types import MessageParam
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.operations.operation import SERVED
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
-from tests.whole.conftest import configuration
+from gateway.testing import Running
+from tests.whole.conftest import Serve
 
 ASKED: list[MessageParam] = [{"role": "user", "content": "hi there"}]
 
 
 @pytest.fixture
-async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+async def gateway(upstream: FakeUpstream, serve: Serve) -> AsyncIterator[Running]:
     channel = f", operations: [{', '.join(SERVED)}]"
-    async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as whole:
+    async with serve(upstream.base_url, channel=channel) as whole:
         yield whole
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway import Caller, Exchange, Outcome, Plugin
-from gateway.store.client.client import Client
-from gateway.testing import running
 from tests.patience import wait_until
 from tests.whole.aftermath import assert_ended
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import ask, chat, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Forever, Hold, Scripted, Step, chunk
 from tests.whole.test_errors import assert_error
@@ -42,14 +39,11 @@ KEEPING = CHAIN.replace("  - use: quota", f"  - use: {__name__}:Keeper\n  - use:
 )
 
 
-async def streaming(store_url: str, folder: Path, body: dict[str, Any]) -> None:
+async def streaming(serve: Serve, body: dict[str, Any]) -> None:
     kept.clear()
     gate = asyncio.Event()
     steps: list[Step] = [CHUNKED + chunk(WORDS[0]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
-    async with (
-        Scripted(steps) as upstream,
-        running(configuration(upstream.base_url, chain=KEEPING), folder, store_url) as gateway,
-    ):
+    async with Scripted(steps) as upstream, serve(upstream.base_url, chain=KEEPING) as gateway:
         token = await gateway.token(credit=10**9)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         gc.collect()
@@ -73,22 +67,17 @@ async def streaming(store_url: str, folder: Path, body: dict[str, Any]) -> None:
         writer.close()
 
 
-async def test_a_large_body_is_gone_while_its_stream_runs(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_large_body_is_gone_while_its_stream_runs(serve: Serve) -> None:
     body = {"messages": [{"role": "user", "content": "x" * BIG}]}
     tracemalloc.start()
     try:
-        await streaming(store_url, tmp_path, body)
+        await streaming(serve, body)
     finally:
         tracemalloc.stop()
 
 
-async def test_the_input_of_a_stream_without_usage_is_estimated_although_its_body_is_gone(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with (
-        Scripted([CHUNKED + chunk(WORDS[0]), Hold]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+async def test_the_input_of_a_stream_without_usage_is_estimated_although_its_body_is_gone(serve: Serve) -> None:
+    async with Scripted([CHUNKED + chunk(WORDS[0]), Hold]) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(chat(token, {"messages": [{"role": "user", "content": "x" * 4000}]}))
@@ -98,16 +87,14 @@ async def test_the_input_of_a_stream_without_usage_is_estimated_although_its_bod
         assert 1000 <= record.prompt_tokens <= 1020
 
 
-async def test_large_requests_in_progress_leave_the_budget_to_other_accounts(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_large_requests_in_progress_leave_the_budget_to_other_accounts(serve: Serve) -> None:
     """Eight streams whose bodies together are twice the budget run; a large request of another account is served."""
     size = 200_000
     more = f"port: {{body_budget: {4 * size}, drain: 0}}"
     script: list[Step] = [CHUNKED + chunk(WORDS[0]), Forever(b"", 0.01, until=lambda: False)]
     async with (
         Scripted(*[script] * 8, [CHUNKED + chunk(STREAM) + LAST]) as upstream,
-        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
+        serve(upstream.base_url, more=more) as gateway,
     ):
         token, other = await gateway.token(), await gateway.token("other")
         writers = []
@@ -123,16 +110,12 @@ async def test_large_requests_in_progress_leave_the_budget_to_other_accounts(
             writer.transport.abort()
 
 
-async def test_bodies_that_do_not_come_take_no_memory(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_bodies_that_do_not_come_take_no_memory(serve: Serve) -> None:
     """Two accounts declare ten bodies, of which two fill the budget; a large request of another account is served."""
     size = 200_000
     async with (
         Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
-        running(
-            configuration(upstream.base_url, more=f"port: {{body_budget: {11 * size // 5}, drain: 0}}"),
-            tmp_path,
-            store_url,
-        ) as gateway,
+        serve(upstream.base_url, more=f"port: {{body_budget: {11 * size // 5}, drain: 0}}") as gateway,
     ):
         tokens, other = [await gateway.token(name) for name in ("one", "two")], await gateway.token("other")
         writers = []
@@ -146,15 +129,10 @@ async def test_bodies_that_do_not_come_take_no_memory(store_url: str, client: Cl
             writer.transport.abort()
 
 
-async def test_a_body_for_which_the_memory_ends_while_it_arrives_is_refused(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_body_for_which_the_memory_ends_while_it_arrives_is_refused(serve: Serve) -> None:
     size = 200_000
     more = f"port: {{body_budget: {3 * size // 2}, drain: 0}}"
-    async with (
-        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
-        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream, serve(upstream.base_url, more=more) as gateway:
         budget, request = gateway.gateway.budget, chat(await gateway.token(), {"user": "x" * size})
         cut, whole = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
         cut[1].write(request[:2000])
@@ -173,15 +151,10 @@ async def test_a_body_for_which_the_memory_ends_while_it_arrives_is_refused(
             writer.transport.abort()
 
 
-async def test_an_account_takes_half_of_the_budget_before_the_first_byte(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_account_takes_half_of_the_budget_before_the_first_byte(serve: Serve) -> None:
     size = 100_000
     more = f"port: {{body_budget: {5 * size}, drain: 0}}"
-    async with (
-        Scripted([Hold]) as upstream,
-        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted([Hold]) as upstream, serve(upstream.base_url, more=more) as gateway:
         token, other = await gateway.token(), await gateway.token("other")
         writers = []
 
@@ -207,12 +180,10 @@ async def test_an_account_takes_half_of_the_budget_before_the_first_byte(
 
 
 @pytest.mark.parametrize("size", [300_000])
-async def test_an_account_may_always_send_one_body(store_url: str, client: Client, tmp_path: Path, size: int) -> None:
+async def test_an_account_may_always_send_one_body(serve: Serve, size: int) -> None:
     async with (
         Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
-        running(
-            configuration(upstream.base_url, more=f"port: {{body_budget: {size + 1000}}}"), tmp_path, store_url
-        ) as gateway,
+        serve(upstream.base_url, more=f"port: {{body_budget: {size + 1000}}}") as gateway,
     ):
         answer = await ask(gateway.port, chat(await gateway.token(), {"user": "x" * size}))
         assert answer.status == 200

@@ -6,18 +6,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import running
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 from tests.whole.browser import launched, needs_browser
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 
 pytestmark = needs_browser
 
@@ -72,20 +69,19 @@ async def pages(port: int, text: str, said: asyncio.Queue[Any]) -> AsyncIterator
     await runner.cleanup()
 
 
-async def test_a_page_of_a_named_origin_streams_and_another_is_refused(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_page_of_a_named_origin_streams_and_another_is_refused(serve: Serve) -> None:
     port = free_port()
     named, other = f"http://127.0.0.1:{port}", f"http://localhost:{port}"
-    async with FakeUpstream(pace_s=0.05, key="channel-credential-4711") as upstream:
-        settings = configuration(upstream.base_url, more=f"port: {{cors_origins: ['{named}']}}")
-        async with running(settings, tmp_path, store_url) as gateway:
-            text = PAGE.replace("GATEWAY", f"http://127.0.0.1:{gateway.port}").replace("TOKEN", await gateway.token())
-            said: asyncio.Queue[Any] = asyncio.Queue()
-            async with pages(port, text, said), launched() as browser, asyncio.timeout(PATIENCE_S):
-                page = await browser.new_page()
-                await page.goto(f"{named}/")
-                answers = {each["origin"]: each for each in (await said.get(), await said.get())}
+    async with (
+        FakeUpstream(pace_s=0.05, key="channel-credential-4711") as upstream,
+        serve(upstream.base_url, more=f"port: {{cors_origins: ['{named}']}}") as gateway,
+    ):
+        text = PAGE.replace("GATEWAY", f"http://127.0.0.1:{gateway.port}").replace("TOKEN", await gateway.token())
+        said: asyncio.Queue[Any] = asyncio.Queue()
+        async with pages(port, text, said), launched() as browser, asyncio.timeout(PATIENCE_S):
+            page = await browser.new_page()
+            await page.goto(f"{named}/")
+            answers = {each["origin"]: each for each in (await said.get(), await said.get())}
     stream, refused = answers[named]["stream"], answers[named]["refused"]
     assert (stream["status"], stream["text"][-14:]) == (200, "data: [DONE]\n\n")
     assert stream["reads"] > 3, "the words came one after the other"

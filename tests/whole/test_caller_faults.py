@@ -7,16 +7,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from gateway import Outcome
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S, soon
 from tests.whole.aftermath import assert_ended, assert_released, charged, end_records, last_end_record, tasks
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Forever, Hold, Scripted, Step, chunk
 from tests.whole.test_stream import CHARGE, PASSED, STREAM, USAGE, WORDS
@@ -59,13 +57,10 @@ LEAVING: list[Callable[[Caller], None]] = [Caller.leave, Caller.reset, Caller.sh
 
 @asynccontextmanager
 async def between(
-    script: list[Step], url: str, folder: Path, *, channel: str = "", more: str = ""
+    script: list[Step], serve: Serve, *, channel: str = "", more: str = ""
 ) -> AsyncIterator[tuple[Running, Scripted, Caller]]:
     """Yield a gateway, its scripted upstream and a caller."""
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url, channel=channel, more=more), folder, url) as gateway,
-    ):
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=channel, more=more) as gateway:
         caller = Caller(gateway.port)
         try:
             yield gateway, upstream, caller
@@ -75,9 +70,9 @@ async def between(
 
 @pytest.mark.parametrize("leave", LEAVING)
 async def test_a_caller_that_leaves_during_the_body_is_not_charged(
-    store_url: str, client: Client, tmp_path: Path, leave: Callable[[Caller], None]
+    serve: Serve, leave: Callable[[Caller], None]
 ) -> None:
-    async with between([Hold], store_url, tmp_path) as (gateway, upstream, caller):
+    async with between([Hold], serve) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token)[:-3])
@@ -95,9 +90,9 @@ async def test_a_caller_that_leaves_during_the_body_is_not_charged(
 @pytest.mark.parametrize("leave", LEAVING)
 @pytest.mark.parametrize("script", [[Hold], [CHUNKED, Hold], [CHUNKED, Forever(chunk(b": x\n\n"), 0.01)]])
 async def test_a_caller_that_leaves_before_the_first_event_pays_the_input(
-    store_url: str, client: Client, tmp_path: Path, leave: Callable[[Caller], None], script: list[Step]
+    serve: Serve, leave: Callable[[Caller], None], script: list[Step]
 ) -> None:
-    async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
+    async with between(script, serve) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
@@ -108,9 +103,7 @@ async def test_a_caller_that_leaves_before_the_first_event_pays_the_input(
         await assert_released(gateway, upstream, before, 0)
 
 
-async def test_a_caller_that_leaves_while_the_upstream_connects_is_not_charged(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_leaves_while_the_upstream_connects_is_not_charged(serve: Serve) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -118,8 +111,7 @@ async def test_a_caller_that_leaves_while_the_upstream_connects_is_not_charged(
         with socket.create_connection(address), socket.socket() as second:  # the queue is full: the next connect waits
             second.setblocking(False)
             second.connect_ex(address)
-            yaml = configuration(f"http://127.0.0.1:{address[1]}/v1")
-            async with running(yaml, tmp_path, store_url) as gateway:
+            async with serve(f"http://127.0.0.1:{address[1]}/v1") as gateway:
                 token = await gateway.token()
                 before = tasks()
                 caller = Caller(gateway.port)
@@ -135,11 +127,9 @@ async def test_a_caller_that_leaves_while_the_upstream_connects_is_not_charged(
 
 
 @pytest.mark.parametrize("leave", LEAVING)
-async def test_a_caller_that_leaves_mid_stream_pays_the_estimate(
-    store_url: str, client: Client, tmp_path: Path, leave: Callable[[Caller], None]
-) -> None:
+async def test_a_caller_that_leaves_mid_stream_pays_the_estimate(serve: Serve, leave: Callable[[Caller], None]) -> None:
     script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1]), 0.01)]
-    async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
+    async with between(script, serve) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
@@ -151,11 +141,9 @@ async def test_a_caller_that_leaves_mid_stream_pays_the_estimate(
         await assert_released(gateway, upstream, before, 0)
 
 
-async def test_a_caller_that_leaves_a_draining_channel_pays_the_exact_usage(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_leaves_a_draining_channel_pays_the_exact_usage(serve: Serve) -> None:
     script: list[Step] = [CHUNKED + chunk(WORDS[0]), 1.0, chunk(STREAM) + LAST]
-    async with between(script, store_url, tmp_path, channel=", on_caller_gone: drain") as (gateway, upstream, caller):
+    async with between(script, serve, channel=", on_caller_gone: drain") as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
@@ -166,12 +154,10 @@ async def test_a_caller_that_leaves_a_draining_channel_pays_the_exact_usage(
         await assert_released(gateway, upstream, before, 1)
 
 
-async def test_a_drain_ends_at_its_limit_even_if_the_caller_did_not_read(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_drain_ends_at_its_limit_even_if_the_caller_did_not_read(serve: Serve) -> None:
     channel = ", on_caller_gone: drain, drain_limit: 2, timers: {write_stall: 0.3}"
     paced = Forever(ENDLESS.data, 0.05)  # so that the most bytes of an answer are not reached before
-    async with between([CHUNKED, paced], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
+    async with between([CHUNKED, paced], serve, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         asked_at = asyncio.get_running_loop().time()  # a caller that does not read may count as gone before it resets
         await caller.send(chat(token))
@@ -186,11 +172,9 @@ async def test_a_drain_ends_at_its_limit_even_if_the_caller_did_not_read(
         assert (await last_end_record(gateway)).outcome is GONE
 
 
-async def test_a_reset_after_the_last_chunk_leaves_the_request_completed(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_reset_after_the_last_chunk_leaves_the_request_completed(serve: Serve) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
-    async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
+    async with between(script, serve) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
@@ -201,11 +185,9 @@ async def test_a_reset_after_the_last_chunk_leaves_the_request_completed(
         await assert_released(gateway, upstream, before, 1)
 
 
-async def test_a_close_after_the_done_event_leaves_the_request_completed(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_close_after_the_done_event_leaves_the_request_completed(serve: Serve) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM), Hold]
-    async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
+    async with between(script, serve) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
@@ -216,11 +198,9 @@ async def test_a_close_after_the_done_event_leaves_the_request_completed(
         await assert_released(gateway, upstream, before, 0)
 
 
-async def test_a_caller_that_does_not_read_is_stopped_with_a_bounded_buffer(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_does_not_read_is_stopped_with_a_bounded_buffer(serve: Serve) -> None:
     channel = ", timers: {write_stall: 2, idle: 1}"
-    async with between([CHUNKED, ENDLESS], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
+    async with between([CHUNKED, ENDLESS], serve, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token, {"max_tokens": 500_000}))
@@ -236,13 +216,11 @@ async def test_a_caller_that_does_not_read_is_stopped_with_a_bounded_buffer(
         await assert_released(gateway, upstream, before, 0)
 
 
-async def test_a_caller_that_reads_slowly_is_served_with_a_bounded_buffer(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_reads_slowly_is_served_with_a_bounded_buffer(serve: Serve) -> None:
     stall_s, events = 1, 2_000
     channel = f", timers: {{write_stall: {stall_s}, idle: {stall_s}}}"
     script: list[Step] = [CHUNKED, *[chunk(WORDS[1] * 10)] * (events // 10), chunk(USAGE + WORDS[-1]) + LAST]
-    async with between(script, store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
+    async with between(script, serve, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
@@ -260,7 +238,7 @@ async def test_a_caller_that_reads_slowly_is_served_with_a_bounded_buffer(
 
 
 async def test_a_caller_that_does_not_read_the_end_of_a_response_is_disconnected(
-    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.proxy.caller.UNREAD_S", 0.2)
     gateways: list[Running] = []
@@ -269,7 +247,7 @@ async def test_a_caller_that_does_not_read_the_end_of_a_response_is_disconnected
         return any(relay.unsent for relay in gateways[0].gateway.runner.failover.relays)
 
     script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1] * 10), 0.002, is_full), chunk(STREAM) + LAST]
-    async with between(script, store_url, tmp_path) as (gateway, _, caller):
+    async with between(script, serve) as (gateway, _, caller):
         gateways.append(gateway)
         token = await gateway.token()
         before = tasks()
@@ -280,11 +258,9 @@ async def test_a_caller_that_does_not_read_the_end_of_a_response_is_disconnected
                 await asyncio.sleep(0.01)
 
 
-async def test_requests_sent_while_a_stream_runs_are_answered_in_order(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_requests_sent_while_a_stream_runs_are_answered_in_order(serve: Serve) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM[:300]), 0.1, chunk(STREAM[300:]) + LAST]
-    async with between(script, store_url, tmp_path) as (gateway, upstream, _):
+    async with between(script, serve) as (gateway, upstream, _):
         token = await gateway.token()
         before = tasks()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -301,9 +277,9 @@ async def test_requests_sent_while_a_stream_runs_are_answered_in_order(
 
 
 async def test_a_thousand_connections_that_close_early_leave_nothing_behind(
-    store_url: str, client: Client, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    serve: Serve, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with between([Hold], store_url, tmp_path) as (gateway, upstream, _):
+    async with between([Hold], serve) as (gateway, upstream, _):
         token = await gateway.token()
         before = tasks()
         capfd.readouterr()

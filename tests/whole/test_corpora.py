@@ -18,9 +18,8 @@ import pytest
 from gateway.config.schema import ACCOUNT_ID
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountError
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
-from tests.whole.conftest import configuration
+from gateway.testing import Running
+from tests.whole.conftest import Serve
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.test_hostile import OPEN
 
@@ -41,8 +40,8 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(configuration(upstream.base_url, chain=OPEN), tmp_path, store_url) as whole:
+async def gateway(upstream: FakeUpstream, serve: Serve) -> AsyncIterator[Running]:
+    async with serve(upstream.base_url, chain=OPEN) as whole:
         yield whole
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from gateway.usage.record import Record
 from tests.whole.aftermath import records_in_stream
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import CHAT, ask, chat, get, read_answer
 
 LIMITED = CHAIN.replace(
@@ -42,10 +40,8 @@ async def drained(gateway: Running) -> list[Record]:
     return [*records, *(await records_in_stream(gateway))[len(records) :]]
 
 
-async def test_a_flood_of_refusals_without_an_account_is_counted(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with running(configuration(upstream.base_url, chain=LIMITED), tmp_path, store_url) as gateway:
+async def test_a_flood_of_refusals_without_an_account_is_counted(upstream: FakeUpstream, serve: Serve) -> None:
+    async with serve(upstream.base_url, chain=LIMITED) as gateway:
         token = await gateway.token()
         requests = [chat("wrong"), get(CHAT), get("/v1/nothing"), get("/v1/models")]
         for request in requests:
@@ -66,10 +62,8 @@ async def test_a_flood_of_refusals_without_an_account_is_counted(
         assert counted.duration_ms > 0
 
 
-async def test_a_flood_of_refusals_of_an_account_is_counted(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with running(configuration(upstream.base_url, chain=LIMITED), tmp_path, store_url) as gateway:
+async def test_a_flood_of_refusals_of_an_account_is_counted(upstream: FakeUpstream, serve: Serve) -> None:
+    async with serve(upstream.base_url, chain=LIMITED) as gateway:
         token, other = await gateway.token(), await gateway.token("other")
         statuses = await flood(gateway.port, chat(token), 100)
         assert set(statuses) == {200, 429}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.cors import READABLE, CrossOriginGateway
 from gateway.server.gateway import NOT_NAMED
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.whole.aftermath import end_records, last_end_record, records_in_stream
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import Answer, ask, chat, get, head
 
 PAGE = "https://app.example"
@@ -21,16 +19,15 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
-async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
-    named = configuration(upstream.base_url, more=f"port: {{cors_origins: ['{PAGE}', 'http://localhost:5173']}}")
-    async with running(named, tmp_path, store_url) as whole:
+async def gateway(upstream: FakeUpstream, serve: Serve) -> AsyncIterator[Running]:
+    async with serve(upstream.base_url, more=f"port: {{cors_origins: ['{PAGE}', 'http://localhost:5173']}}") as whole:
         yield whole
 
 
 @pytest.fixture
-async def closed(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+async def closed(upstream: FakeUpstream, serve: Serve) -> AsyncIterator[Running]:
     """Yield a gateway that names no origin."""
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
+    async with serve(upstream.base_url) as whole:
         yield whole
 
 

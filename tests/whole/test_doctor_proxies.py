@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from gateway.tools.doctor.doctor import diagnose
 from tests.reverse_proxies import certificates, shipped_proxy, with_prefix
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 
 Change = Callable[[str], str]
 WORDS = "one two three four five six seven eight"
@@ -78,14 +77,12 @@ async def verdict(base_url: str, gateway: Running, token: str, ca: Path | None) 
 
 
 @pytest.mark.parametrize(("name", "table"), [("nginx", NGINX), ("caddy", CADDY)])
-async def test_verdicts(
-    name: str, table: dict[str, tuple[Change, str, str]], store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_verdicts(name: str, table: dict[str, tuple[Change, str, str]], serve: Serve, tmp_path: Path) -> None:
     _, _, ca = certificates(tmp_path / "authority")
     wrong: dict[str, tuple[str, object]] = {}
     async with (
         FakeUpstream(pace_s=0.05, words=WORDS, key="channel-credential-4711") as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+        serve(upstream.base_url) as gateway,
     ):
         token = await gateway.token()
         for case, (change, path, expected) in table.items():

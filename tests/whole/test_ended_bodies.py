@@ -10,15 +10,13 @@ import gc
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.cli.processes import free_port
 from tests.patience import wait_until
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Scripted, Step, chunk
 from tests.whole.test_stream import STREAM
@@ -40,9 +38,9 @@ def taken() -> Iterator[Callable[[], int]]:
 
 
 @asynccontextmanager
-async def in_front_of(base_url: str, folder: Path, store_url: str) -> AsyncIterator[tuple[Running, str]]:
+async def in_front_of(base_url: str, serve: Serve) -> AsyncIterator[tuple[Running, str]]:
     """Yield a gateway that has served a request, so that all that stays is made, and a token."""
-    async with running(configuration(base_url, more=MORE), folder, store_url) as gateway:
+    async with serve(base_url, more=MORE) as gateway:
         token = await gateway.token(credit=10**9)
         await ask(gateway.port, chat(token))
         yield gateway, token
@@ -63,11 +61,11 @@ ANSWERS: dict[str, list[Step]] = {
 
 @pytest.mark.parametrize("how", ANSWERS)
 async def test_a_large_body_is_freed_where_the_upstream_answers(
-    how: str, store_url: str, client: Client, tmp_path: Path, taken: Callable[[], int]
+    how: str, serve: Serve, taken: Callable[[], int]
 ) -> None:
     async with (
         Scripted(ANSWERS[how]) as upstream,
-        in_front_of(upstream.base_url, tmp_path, store_url) as (gateway, token),
+        in_front_of(upstream.base_url, serve) as (gateway, token),
     ):
         before = taken()
         for _ in range(REQUESTS):
@@ -77,10 +75,8 @@ async def test_a_large_body_is_freed_where_the_upstream_answers(
         assert taken() - before < SIZE // 2
 
 
-async def test_a_large_body_is_freed_where_no_upstream_is_reached(
-    store_url: str, client: Client, tmp_path: Path, taken: Callable[[], int]
-) -> None:
-    async with in_front_of(f"http://127.0.0.1:{free_port()}/v1", tmp_path, store_url) as (gateway, token):
+async def test_a_large_body_is_freed_where_no_upstream_is_reached(serve: Serve, taken: Callable[[], int]) -> None:
+    async with in_front_of(f"http://127.0.0.1:{free_port()}/v1", serve) as (gateway, token):
         before = taken()
         for _ in range(REQUESTS):
             assert (await ask(gateway.port, large(token))).status in (502, 503)  # the channel cools down at the end
@@ -89,10 +85,8 @@ async def test_a_large_body_is_freed_where_no_upstream_is_reached(
 
 
 @pytest.mark.parametrize("wrong", [b"[" * SIZE, b'{"model": "words", "messages": "' + b"x" * SIZE + b'"}'])
-async def test_a_large_body_that_is_refused_is_freed(
-    wrong: bytes, store_url: str, client: Client, tmp_path: Path, taken: Callable[[], int]
-) -> None:
-    async with in_front_of("http://127.0.0.1:1/v1", tmp_path, store_url) as (gateway, token):
+async def test_a_large_body_that_is_refused_is_freed(wrong: bytes, serve: Serve, taken: Callable[[], int]) -> None:
+    async with in_front_of("http://127.0.0.1:1/v1", serve) as (gateway, token):
         before = taken()
         for _ in range(REQUESTS):
             assert (await ask(gateway.port, chat(token, wrong))).status == 400
@@ -100,10 +94,8 @@ async def test_a_large_body_that_is_refused_is_freed(
         assert taken() - before < SIZE // 2
 
 
-async def test_what_was_read_of_a_body_is_freed_when_its_caller_leaves(
-    store_url: str, client: Client, tmp_path: Path, taken: Callable[[], int]
-) -> None:
-    async with in_front_of("http://127.0.0.1:1/v1", tmp_path, store_url) as (gateway, token):
+async def test_what_was_read_of_a_body_is_freed_when_its_caller_leaves(serve: Serve, taken: Callable[[], int]) -> None:
+    async with in_front_of("http://127.0.0.1:1/v1", serve) as (gateway, token):
         before = taken()
         for _ in range(REQUESTS):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

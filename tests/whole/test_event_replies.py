@@ -16,7 +16,7 @@ from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import wait_until
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve, configuration
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Hold, Scripted, chunk
 from tests.whole.test_stopped_streams import STOPS, error_of, tokens
@@ -95,12 +95,11 @@ async def play(how: str) -> AsyncIterator[bytes]:
 
 
 @pytest.fixture
-async def gateway(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+async def gateway(serve: Serve) -> AsyncIterator[Running]:
     CLOSED.clear()
     answers = f"  - {STOPS}\n  - use: quota\n  - {{use: 'tests.whole.test_event_replies:Answers', name: answers}}\n"
     chain = CHAIN.replace("  - use: quota\n", answers)
-    yaml = configuration("http://127.0.0.1:1/v1", chain=chain, more="port: {allow_non_streaming: true}")
-    async with running(yaml, tmp_path, store_url) as whole:
+    async with serve("http://127.0.0.1:1/v1", chain=chain, more="port: {allow_non_streaming: true}") as whole:
         yield whole
 
 
@@ -160,12 +159,9 @@ async def test_what_follows_the_end_reaches_nobody_and_is_not_charged(
     await assert_released(gateway, None, before, 0)
 
 
-async def test_a_caller_that_does_not_stream_gets_the_answer_in_one_piece(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_does_not_stream_gets_the_answer_in_one_piece(serve: Serve) -> None:
     chain = CHAIN + "  - {use: 'tests.whole.test_event_replies:Answers', name: answers}\n"
-    yaml = configuration("http://127.0.0.1:1/v1", chain=chain, more="port: {allow_non_streaming: true}")
-    async with running(yaml, tmp_path, store_url) as gateway:
+    async with serve("http://127.0.0.1:1/v1", chain=chain, more="port: {allow_non_streaming: true}") as gateway:
         token = await gateway.token()
         answer = await answered(gateway, token, "reported", stream=False)
         assert (answer.status, answer.headers["content-type"], answer.whole) == (200, "application/json", True)
@@ -239,17 +235,17 @@ async def test_a_gateway_that_stops_ends_the_answer(gateway: Running) -> None:
 
 
 @asynccontextmanager
-async def with_a_cache(url: str, folder: Path, settings: str = "") -> AsyncIterator[tuple[Running, Scripted]]:
+async def with_a_cache(serve: Serve, settings: str = "") -> AsyncIterator[tuple[Running, Scripted]]:
     chain = CHAIN + f"  - {{use: answer-cache, with: {{{settings}}}}}\n"
     async with (
         Scripted([CHUNKED + chunk(STREAM[:300]), 0.05, chunk(STREAM[300:]) + LAST]) as upstream,
-        running(configuration(upstream.base_url, chain=chain), folder, url) as gateway,
+        serve(upstream.base_url, chain=chain) as gateway,
     ):
         yield gateway, upstream
 
 
-async def test_a_cached_answer_is_the_upstreams_byte_for_byte(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with with_a_cache(store_url, tmp_path) as (gateway, upstream):
+async def test_a_cached_answer_is_the_upstreams_byte_for_byte(serve: Serve) -> None:
+    async with with_a_cache(serve) as (gateway, upstream):
         token = await gateway.token()
         zero = {"temperature": 0}
         first = await ask(gateway.port, chat(token, zero))
@@ -270,8 +266,8 @@ async def test_a_cached_answer_is_the_upstreams_byte_for_byte(store_url: str, cl
         assert (await ask(gateway.port, chat(closed, zero))).error["code"] == "token_restricted"
 
 
-async def test_a_shared_cache_may_charge_as_the_upstream_does(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with with_a_cache(store_url, tmp_path, "shared: true, charge: as-upstream") as (gateway, upstream):
+async def test_a_shared_cache_may_charge_as_the_upstream_does(serve: Serve) -> None:
+    async with with_a_cache(serve, "shared: true, charge: as-upstream") as (gateway, upstream):
         token = await gateway.token()
         await ask(gateway.port, chat(token, {"temperature": 0.0, "n": 1}))
         await last_end_record(gateway)

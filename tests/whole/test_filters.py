@@ -12,10 +12,9 @@ import pytest
 
 from gateway import Exchange, Operation, Outcome, Plugin, Refused, Reply
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.whole.aftermath import last_end_record
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import Answer, ask, chat
 
 CARD = "4111 1111 1111 1111"
@@ -68,7 +67,7 @@ async def said(text: str) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def serving(
-    plugins: Sequence[str], url: str, folder: Path, shape: str = ""
+    plugins: Sequence[str], serve: Serve, shape: str = ""
 ) -> AsyncIterator[tuple[Running, str, FakeUpstream]]:
     """Yield a gateway with some plugins below `auth`, and `Echo` below everything."""
     lines = "".join(f"  - {plugin}\n" for plugin in plugins)
@@ -78,10 +77,11 @@ async def serving(
         chain = CHAIN.replace("  - use: rate-limit\n", f"{lines}  - use: rate-limit\n")
     chain += "  - use: tests.whole.test_filters:Echo\n"
     channel = ", upstream_stream: true" if shape == "gathered" else ""
-    async with FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream:
-        yaml = configuration(upstream.base_url, chain=chain, channel=channel, more="port: {allow_non_streaming: true}")
-        async with running(yaml, folder, url) as gateway:
-            yield gateway, await gateway.token(), upstream
+    async with (
+        FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream,
+        serve(upstream.base_url, chain=chain, channel=channel, more="port: {allow_non_streaming: true}") as gateway,
+    ):
+        yield gateway, await gateway.token(), upstream
 
 
 async def asked(gateway: Running, token: str, shape: str, text: str, **headers: str) -> Answer:
@@ -99,9 +99,9 @@ def content(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_stop_words_ends_each_answer(store_url: str, client: Client, tmp_path: Path, shape: str) -> None:
+async def test_stop_words_ends_each_answer(serve: Serve, shape: str) -> None:
     stops = "{use: stop-words, with: {words: [xylophone, 'no stop']}}"
-    async with serving([stops], store_url, tmp_path, shape) as (gateway, token, _):
+    async with serving([stops], serve, shape) as (gateway, token, _):
         whole = await asked(gateway, token, shape, "harmless")
         assert (whole.status, whole.whole, "harmless" in content(whole)) == (200, True, True)
         assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
@@ -124,8 +124,8 @@ async def test_stop_words_ends_each_answer(store_url: str, client: Client, tmp_p
         assert by_plugin is bool(record.answered_by)
 
 
-async def test_stop_words_sends_nothing_that_is_no_json(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with serving(["{use: stop-words, with: {words: [x]}}"], store_url, tmp_path) as (gateway, token, _):
+async def test_stop_words_sends_nothing_that_is_no_json(serve: Serve) -> None:
+    async with serving(["{use: stop-words, with: {words: [x]}}"], serve) as (gateway, token, _):
         request = chat(token, {"stream": False}, headers={"x-answer": "text"})
         answer = await ask(gateway.port, request)
         assert (answer.status, answer.error["code"]) == (400, "content_stopped")
@@ -133,10 +133,8 @@ async def test_stop_words_sends_nothing_that_is_no_json(store_url: str, client: 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_redact_changes_what_each_answer_is_made_from(
-    store_url: str, client: Client, tmp_path: Path, shape: str
-) -> None:
-    async with serving(["use: redact"], store_url, tmp_path, shape) as (gateway, token, _):
+async def test_redact_changes_what_each_answer_is_made_from(serve: Serve, shape: str) -> None:
+    async with serving(["use: redact"], serve, shape) as (gateway, token, _):
         answer = await asked(gateway, token, shape, f"pay with {CARD} now")
         assert "pay with [card-number] now" in content(answer)
         assert b"4111" not in answer.body
@@ -144,9 +142,9 @@ async def test_redact_changes_what_each_answer_is_made_from(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_content_log_keeps_each_answer(store_url: str, client: Client, tmp_path: Path, shape: str) -> None:
+async def test_content_log_keeps_each_answer(serve: Serve, tmp_path: Path, shape: str) -> None:
     log = "{use: content-log, with: {folder: ./kept, accounts: [tester], redact: [secret]}}"
-    async with serving([log], store_url, tmp_path, shape) as (gateway, token, _):
+    async with serving([log], serve, shape) as (gateway, token, _):
         answer = await asked(gateway, token, shape, "a secret here")
         assert answer.status == 200
         await last_end_record(gateway)
@@ -157,13 +155,13 @@ async def test_content_log_keeps_each_answer(store_url: str, client: Client, tmp
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_otel_content_sends_each_answer(store_url: str, client: Client, tmp_path: Path, shape: str) -> None:
+async def test_otel_content_sends_each_answer(serve: Serve, shape: str) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
     from tests.plugins.collector import collecting
 
     async with collecting() as collector:
         plugins = [f"{{use: otel, with: {{endpoint: '{collector.url}'}}}}", "use: otel-content"]
-        async with serving(plugins, store_url, tmp_path, shape) as (gateway, token, _):
+        async with serving(plugins, serve, shape) as (gateway, token, _):
             answer = await asked(gateway, token, shape, "hello")
             await last_end_record(gateway)
         spans = await collector.wait(1)
@@ -175,10 +173,8 @@ async def test_otel_content_sends_each_answer(store_url: str, client: Client, tm
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_answer_cache_keeps_streams_alone_whoever_answers(
-    store_url: str, client: Client, tmp_path: Path, shape: str
-) -> None:
-    async with serving(["{use: answer-cache, name: cache}"], store_url, tmp_path, shape) as (gateway, token, _):
+async def test_answer_cache_keeps_streams_alone_whoever_answers(serve: Serve, shape: str) -> None:
+    async with serving(["{use: answer-cache, name: cache}"], serve, shape) as (gateway, token, _):
         answers = []
         for _ in range(2):
             answers.append(await asked(gateway, token, shape, "again"))
@@ -193,10 +189,10 @@ async def test_answer_cache_keeps_streams_alone_whoever_answers(
     ("how", "status", "code"), [("stop", 409, "not_now"), ("raise", 409, "not_now"), ("fail", 500, "internal_error")]
 )
 async def test_a_plugin_ends_each_answer_from_on_response(
-    store_url: str, client: Client, tmp_path: Path, shape: str, how: str, status: int, code: str
+    serve: Serve, shape: str, how: str, status: int, code: str
 ) -> None:
     refuses = "{use: 'tests.whole.test_filters:Refuses', name: refuses}"
-    async with serving([refuses], store_url, tmp_path, shape) as (gateway, token, _):
+    async with serving([refuses], serve, shape) as (gateway, token, _):
         answer = await asked(gateway, token, shape, "hello", **{"x-refuse": how})
         assert (answer.status, answer.error["code"]) == (status, code)
         record = await last_end_record(gateway)

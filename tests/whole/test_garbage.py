@@ -1,60 +1,76 @@
-"""Exchanges and connections create no reference cycles: all their objects are freed without the garbage collector."""
+"""Exchanges and connections are freed when they end, without the garbage collector: nothing holds them, also no reference cycle."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
+from gateway.domain.exchange import Exchange
 from gateway.fake_upstream import FakeUpstream
+from gateway.server.listener import SEND_BUFFER
 from gateway.server.protocol import ServerProtocol
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import wait_until
-from tests.whole.conftest import configuration
-from tests.whole.raw import ask, chat, read_answer
+from tests.whole.conftest import Serve
+from tests.whole.raw import ask, chat, get, read_answer
 from tests.whole.scripted import Fin, Scripted
 
 
+class Garbage:
+    """What is left of requests: objects in reference cycles, and exchanges that something still holds."""
+
+    def __init__(self) -> None:
+        self._before = {id(each) for each in _exchanges()}  # a test that failed may have left some
+
+    async def assert_none(self) -> None:
+        await wait_until(lambda: all(id(each) in self._before for each in _exchanges()))
+        gc.collect()
+        counts = Counter(type(each).__module__.partition(".")[0] for each in gc.garbage)
+        assert [name for name in ("gateway", "plugins", "httptools", "aiohttp") if counts[name]] == []
+
+
+def _exchanges() -> list[Exchange]:
+    return [each for each in gc.get_objects() if type(each) is Exchange]
+
+
 @pytest.fixture
-def garbage() -> Iterator[list[object]]:
-    """Disable the collector, and yield the list into which `gc.collect()` puts what it finds instead of freeing it."""
+def garbage() -> Iterator[Garbage]:
+    """Disable the collector: `gc.collect()` puts what it finds into a list instead of freeing it."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
-    yield gc.garbage
+    yield Garbage()
     gc.set_debug(0)
     gc.garbage.clear()
     gc.enable()
 
 
 @asynccontextmanager
-async def answering(folder: Path, store_url: str, *, pace_s: float) -> AsyncIterator[Running]:
+async def answering(serve: Serve, *, pace_s: float) -> AsyncIterator[Running]:
     """Run a gateway whose upstream sends a word every `pace_s`."""
-    async with (
-        FakeUpstream(pace_s=pace_s) as upstream,
-        running(configuration(upstream.base_url), folder, store_url) as gateway,
-    ):
+    async with FakeUpstream(pace_s=pace_s) as upstream, serve(upstream.base_url) as gateway:
         yield gateway
 
 
-async def test_streams_are_freed_as_they_end(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
-    async with answering(tmp_path, store_url, pace_s=0) as gateway:
+async def test_streams_are_freed_as_they_end(serve: Serve, garbage: Garbage) -> None:
+    async with answering(serve, pace_s=0) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         token = await gateway.token()
         for _ in range(20):
             writer.write(chat(token))
             assert (await read_answer(reader)).status == 200
-        assert ours(garbage) == {}
+        await garbage.assert_none()
         writer.close()
 
 
-async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
-    async with answering(tmp_path, store_url, pace_s=0) as gateway:
+async def test_connections_are_freed_as_they_close(serve: Serve, garbage: Garbage) -> None:
+    async with answering(serve, pace_s=0) as gateway:
         token = await gateway.token("closing")
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -63,13 +79,15 @@ async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: st
                 assert (await read_answer(reader)).status == 200
             writer.close()
         await connections_closed()
-        assert ours(garbage) == {}
+        await garbage.assert_none()
 
 
 LARGE = {"metadata": {"a": "x" * 200_000}}
 REFUSED = {
     "not JSON": (b'{"model":', 400),
+    "too deep": (b'{"messages":' + b"[" * 100_000, 400),
     "a wrong field": ({"messages": []}, 400),
+    "beyond a limit": ({"max_tokens": 1_000_000}, 429),
     "an unknown model": ({"model": "none"}, 404),
     "too expensive": ({}, 402),
     "large, not JSON": (b'{"model":"%b' % (b"x" * 200_000), 400),
@@ -82,22 +100,35 @@ CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type:
 
 
 @pytest.mark.parametrize("refused", REFUSED)
-async def test_refused_requests_are_freed_as_they_end(
-    tmp_path: Path, store_url: str, garbage: list[object], refused: str
-) -> None:
+async def test_refused_requests_are_freed_as_they_end(serve: Serve, garbage: Garbage, refused: str) -> None:
     body, status = REFUSED[refused]
-    async with running(configuration("http://127.0.0.1:9/v1"), tmp_path, store_url) as gateway:
+    async with serve("http://127.0.0.1:9/v1") as gateway:
         token = await gateway.token("refused", credit=1)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for _ in range(3):
             writer.write(chat(token, body))
             assert (await read_answer(reader)).status == status
-        assert ours(garbage) == {}
+        await garbage.assert_none()
         writer.close()
 
 
-async def test_a_body_with_broken_framing_is_freed(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
-    async with running(configuration("http://127.0.0.1:9/v1"), tmp_path, store_url) as gateway:
+async def test_requests_without_a_token_are_freed(gateway: Running, garbage: Garbage) -> None:
+    for request in (chat("sk-wrong"), chat(None), get("/v1/unknown"), get("/v1/models", "sk-tester-0")):
+        await ask(gateway.port, request)
+    await garbage.assert_none()
+
+
+@pytest.mark.parametrize("mode", ["500", "404", "first-error", "cut", "html"])
+async def test_requests_whose_upstream_fails_are_freed(
+    gateway: Running, upstream: FakeUpstream, garbage: Garbage, mode: str
+) -> None:
+    upstream.mode = mode
+    await ask(gateway.port, chat(await gateway.token()))
+    await garbage.assert_none()
+
+
+async def test_a_body_with_broken_framing_is_freed(serve: Serve, garbage: Garbage) -> None:
+    async with serve("http://127.0.0.1:9/v1") as gateway:
         token = await gateway.token("broken")
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(CHUNKED + b"Authorization: Bearer %b\r\n\r\n5\r\n" % token.encode())
@@ -106,14 +137,12 @@ async def test_a_body_with_broken_framing_is_freed(tmp_path: Path, store_url: st
         assert (await read_answer(reader)).status == 400
         writer.close()
         await connections_closed()
-        assert ours(garbage) == {}
+        await garbage.assert_none()
 
 
 @pytest.mark.parametrize("sent", [10_000, -1, None])
-async def test_requests_of_callers_that_leave_are_freed(
-    tmp_path: Path, store_url: str, garbage: list[object], sent: int | None
-) -> None:
-    async with answering(tmp_path, store_url, pace_s=10) as gateway:
+async def test_requests_of_callers_that_leave_are_freed(serve: Serve, garbage: Garbage, sent: int | None) -> None:
+    async with answering(serve, pace_s=10) as gateway:
         token = await gateway.token("leaving")
         for _ in range(3):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -122,19 +151,14 @@ async def test_requests_of_callers_that_leave_are_freed(
             await asyncio.sleep(0.05)
             writer.close()
         await connections_closed()
-        assert ours(garbage) == {}
+        await garbage.assert_none()
 
 
-async def test_a_request_is_freed_whose_upstream_closes_the_connection(
-    tmp_path: Path, store_url: str, garbage: list[object]
-) -> None:
-    async with (
-        Scripted([Fin]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+async def test_a_request_is_freed_whose_upstream_closes_the_connection(serve: Serve, garbage: Garbage) -> None:
+    async with Scripted([Fin]) as upstream, serve(upstream.base_url) as gateway:
         assert (await ask(gateway.port, chat(await gateway.token()))).status == 502
         await wait_until(lambda: not gateway.gateway.connections.open)
-        assert ours(garbage) == {}
+        await garbage.assert_none()
 
 
 async def connections_closed() -> None:
@@ -144,8 +168,17 @@ async def connections_closed() -> None:
             await asyncio.sleep(0.05)
 
 
-def ours(garbage: list[object]) -> dict[str, int]:
-    """Collect, and count the objects of the packages that exchanges and connections are made of."""
-    gc.collect()
-    counts = Counter(type(each).__module__.partition(".")[0] for each in garbage)
-    return {name: counts[name] for name in ("gateway", "plugins", "httptools", "aiohttp") if counts[name]}
+async def test_the_kernel_keeps_little_for_a_caller_that_does_not_read(gateway: Running) -> None:
+    """By default it keeps some MiB, of a memory that all connections of the machine share."""
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(get("/healthz"))
+    await wait_until(lambda: bool(connections()))
+    (transport,) = connections()
+    assert transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER
+    writer.close()
+
+
+def connections() -> list[asyncio.BaseTransport]:
+    """Return the transports of the gateway's connections to callers."""
+    protocols = [each for each in gc.get_objects() if type(each) is ServerProtocol]
+    return [each.transport for each in protocols if each.transport is not None]

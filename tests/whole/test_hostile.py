@@ -12,18 +12,16 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 
 import pytest
 
 from gateway.config.schema import ACCOUNT_ID
 from gateway.server.head_errors import MALFORMED
 from gateway.store.accounts import AccountError
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S
 from tests.whole.aftermath import records_in_stream
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case
 from tests.whole.hostile_texts import NAUGHTY
 from tests.whole.raw import Answer, get, read_answer
@@ -66,9 +64,8 @@ async def scripted() -> AsyncIterator[Scripted]:
 
 
 @pytest.fixture
-async def gateway(scripted: Scripted, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
-    yaml = configuration(scripted.base_url, chain=OPEN, more=LIMITS)
-    async with running(yaml, tmp_path, store_url) as whole:
+async def gateway(scripted: Scripted, serve: Serve) -> AsyncIterator[Running]:
+    async with serve(scripted.base_url, chain=OPEN, more=LIMITS) as whole:
         yield whole
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import LARGE_READ, ServerProtocol
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import chat, read_answer
 
 UPLOADS = 12
@@ -49,13 +48,8 @@ async def ask(gateway: Running, request: bytes, address: str) -> int:
         return answer.status
 
 
-async def test_bodies_of_many_connections_are_read_in_turns(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with (
-        FakeUpstream(pace_s=0) as upstream,
-        running(configuration(upstream.base_url, chain=GENEROUS), tmp_path, store_url) as gateway,
-    ):
+async def test_bodies_of_many_connections_are_read_in_turns(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeUpstream(pace_s=0) as upstream, serve(upstream.base_url, chain=GENEROUS) as gateway:
         token = await gateway.token(credit=10**9)
         assert await ask(gateway, chat(token), "127.0.0.2") == 200
         turns = Turns(monkeypatch)

@@ -16,10 +16,9 @@ from gateway.config.channel import Timers
 from gateway.config.schema import Port
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.connections import RESERVED_DESCRIPTORS
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import soon, wait_until
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.hostile_requests import SMUGGLED
 from tests.whole.raw import Answer, ask, chat, get, head, read_answer
 from tests.whole.test_errors import assert_error
@@ -28,9 +27,9 @@ Serving = Callable[[str], AbstractAsyncContextManager[Running]]
 
 
 @pytest.fixture
-def serving(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> Serving:
+def serving(upstream: FakeUpstream, serve: Serve) -> Serving:
     """Return a function that starts a gateway with the given settings of its port."""
-    return lambda port: running(configuration(upstream.base_url, more=f"port: {{{port}}}"), tmp_path, store_url)
+    return lambda port: serve(upstream.base_url, more=f"port: {{{port}}}")
 
 
 class Caller:

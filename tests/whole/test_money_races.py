@@ -15,7 +15,7 @@ from gateway.base.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
 
@@ -134,11 +134,10 @@ async def test_exactly_twenty_requests_are_admitted_and_the_balance_is_never_bel
 
 
 async def test_with_smaller_holds_the_balance_is_never_below_the_stated_bound(
-    upstream: GatedUpstream, store_url: str, client: Client, tmp_path: Path
+    upstream: GatedUpstream, serve: Serve
 ) -> None:
     hold = FULL // 2
-    yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=f", max_hold: {hold / 1_000_000:.6f}"))
-    async with running(yaml, tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, chain=CHAIN.format(max_hold=f", max_hold: {hold / 1_000_000:.6f}")) as gateway:
         statuses, lowest = await race([gateway], upstream, ADMITTED * hold)
         assert statuses[200] == len(upstream.requests) == ADMITTED
         assert 0 > lowest.balance >= -500 * (FULL - hold)

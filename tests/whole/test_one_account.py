@@ -11,7 +11,7 @@ import pytest
 from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Scripted, Step, chunk
 from tests.whole.test_channels import GOOD, conditions
@@ -99,13 +99,8 @@ async def test_what_one_account_provokes_refuses_no_other(
                 assert b"flagged" not in b"".join(answer.body for answer in wrong)
 
 
-async def test_the_same_failures_of_two_accounts_close_the_channel(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with (
-        Provoked(PROVOKED["500"]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+async def test_the_same_failures_of_two_accounts_close_the_channel(serve: Serve) -> None:
+    async with Provoked(PROVOKED["500"]) as upstream, serve(upstream.base_url) as gateway:
         gateway.store.channels.cooldown = CooldownRules(first_ms=60_000)
         tokens = [await gateway.token(name) for name in ("one", "two")]
         for _ in range(2):

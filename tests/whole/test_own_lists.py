@@ -14,11 +14,10 @@ import pytest
 
 from gateway import Outcome, hashed_reference
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from gateway.usage.record import Record
 from tests.records import COSTED, arrival, end, id_at, usage_database, usage_sink
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import Answer, ask, chat, get
 
 NOW: Final = datetime.now(UTC)
@@ -234,9 +233,7 @@ async def test_a_wrong_parameter_is_named_with_what_is_accepted(gateway: Running
     assert (await fetch(gateway, token, "/v1/usage?to=0001-01-01")).status == 200
 
 
-async def test_asking_costs_nothing_and_counts_as_a_request(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_asking_costs_nothing_and_counts_as_a_request(upstream: FakeUpstream, serve: Serve) -> None:
     chain = """
 plugins:
   - use: usage-logger
@@ -246,7 +243,7 @@ plugins:
   - use: quota
   - use: model-routing
 """
-    async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, chain=chain) as gateway:
         token = await gateway.token(credit=0)
         paths = ("/v1/requests", "/v1/usage", "/v1/account/ledger")
         answers = [await fetch(gateway, token, path) for path in (*paths, *paths)]

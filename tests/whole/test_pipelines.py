@@ -8,18 +8,16 @@ import socket
 import struct
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import MAX_AHEAD, PIECE, ServerProtocol
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import end_records, records_in_stream, tasks
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import ask, chat, get, head, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Scripted, chunk
 from tests.whole.test_stream import STREAM, WORDS
@@ -90,18 +88,13 @@ async def play(port: int, choice: random.Random, parts: list[bytes]) -> None:
 
 
 async def test_no_sequence_of_requests_and_cuts_is_an_error_of_the_gateway(
-    upstream: FakeUpstream,
-    store_url: str,
-    client: Client,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
+    upstream: FakeUpstream, serve: Serve, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     choice = random.Random(20261122)
     unlimited = CHAIN.replace("{requests_per_minute: 1000, tokens_per_minute: 1000000, concurrent: 50}", "{}").replace(
         "use: usage-logger", "use: usage-logger\n    with: {unknown_per_minute: 1000000, refused_per_minute: 1000000}"
     )
-    async with running(configuration(upstream.base_url, chain=unlimited), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, chain=unlimited) as gateway:
         parts = pieces(await gateway.token())
         before = tasks()
         for _ in range(SEQUENCES // AT_ONCE):
@@ -148,10 +141,9 @@ async def test_what_is_no_request_behind_an_answer_is_refused_as_such(gateway: R
 
 @pytest.mark.parametrize("size", [10_000, 100_000])
 async def test_a_body_that_arrives_in_pieces_starts_no_timer_of_a_head(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, size: int
+    upstream: FakeUpstream, serve: Serve, size: int
 ) -> None:
-    yaml = configuration(upstream.base_url, more="port: {head_timeout: 0.2}")
-    async with running(yaml, tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, more="port: {head_timeout: 0.2}") as gateway:
         token = await gateway.token()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         request = chat(token, {"user": "x" * size})
@@ -177,13 +169,8 @@ async def outcomes(gateway: Running, count: int) -> list[tuple[Outcome | None, s
     return [(record.outcome, record.error_code) for record in records]
 
 
-async def test_requests_behind_a_stream_that_is_cut_are_recorded_as_refused(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with (
-        Scripted([CHUNKED + chunk(WORDS[0]), 0.2, Fin]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+async def test_requests_behind_a_stream_that_is_cut_are_recorded_as_refused(serve: Serve) -> None:
+    async with Scripted([CHUNKED + chunk(WORDS[0]), 0.2, Fin]) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(chat(token) + get("/v1/models", token) + chat(token) + get("/healthz") + HALF)
@@ -199,13 +186,8 @@ async def test_requests_behind_a_stream_that_is_cut_are_recorded_as_refused(
 
 
 @pytest.mark.parametrize("ahead", [2, 100])
-async def test_requests_behind_a_stream_whose_caller_left_are_recorded_as_such(
-    store_url: str, client: Client, tmp_path: Path, ahead: int
-) -> None:
-    async with (
-        Scripted([CHUNKED, Forever(chunk(WORDS[1]), 0.01)]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+async def test_requests_behind_a_stream_whose_caller_left_are_recorded_as_such(serve: Serve, ahead: int) -> None:
+    async with Scripted([CHUNKED, Forever(chunk(WORDS[1]), 0.01)]) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(chat(token) + get("/v1/models", token) * ahead)
@@ -216,18 +198,18 @@ async def test_requests_behind_a_stream_whose_caller_left_are_recorded_as_such(
         assert ended == [(Outcome.CALLER_GONE, "")] * (1 + recorded)
 
 
-async def test_requests_behind_a_stream_are_recorded_when_the_gateway_stops(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with Scripted([CHUNKED + chunk(WORDS[0]), Hold], [CHUNKED + chunk(STREAM) + LAST]) as upstream:
-        async with running(configuration(upstream.base_url, more="port: {drain: 0.1}"), tmp_path, store_url) as gateway:
-            token = await gateway.token()
-            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            writer.write(chat(token) + get("/v1/models", token))
-            await reader.readuntil(b"\n\n")
-            await gateway.gateway.drain()
-            ended = await outcomes(gateway, 2)
-            writer.close()
+async def test_requests_behind_a_stream_are_recorded_when_the_gateway_stops(serve: Serve) -> None:
+    async with (
+        Scripted([CHUNKED + chunk(WORDS[0]), Hold], [CHUNKED + chunk(STREAM) + LAST]) as upstream,
+        serve(upstream.base_url, more="port: {drain: 0.1}") as gateway,
+    ):
+        token = await gateway.token()
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(chat(token) + get("/v1/models", token))
+        await reader.readuntil(b"\n\n")
+        await gateway.gateway.drain()
+        ended = await outcomes(gateway, 2)
+        writer.close()
         assert sorted(ended) == [(Outcome.REFUSED, "service_unavailable"), (Outcome.STOPPED, "service_unavailable")]
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.chat.prompt import ENCODED_TOKENS
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.whole.aftermath import charged, last_end_record
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import ask, chat
 
 PICTURE = base64.b64encode(bytes(range(256)) * 3000).decode()
@@ -30,15 +28,9 @@ FOLDED = (
 )
 @pytest.mark.parametrize("given", [{}, {"max_tokens": 7}, {"max_completion_tokens": 7}])
 async def test_a_ceiling_is_sent_under_the_channels_name(
-    upstream: FakeUpstream,
-    store_url: str,
-    client: Client,
-    tmp_path: Path,
-    channel: str,
-    name: str,
-    given: dict[str, Any],
+    upstream: FakeUpstream, serve: Serve, channel: str, name: str, given: dict[str, Any]
 ) -> None:
-    async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, channel=channel) as gateway:
         assert (await ask(gateway.port, chat(await gateway.token(), given))).status == 200
     sent = json.loads(upstream.requests[0].body)
     assert {field: sent[field] for field in sent if field.startswith("max_")} == {name: 7 if given else 100}
@@ -52,10 +44,10 @@ async def test_a_field_in_another_spelling_reaches_no_upstream(gateway: Running,
 
 
 async def test_a_field_that_names_other_models_is_sent_only_where_the_operator_allows_it(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+    upstream: FakeUpstream, serve: Serve
 ) -> None:
     port = "port: {allow_fields: [models]}"
-    async with running(configuration(upstream.base_url, more=port), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, more=port) as gateway:
         token = await gateway.token()
         assert (await ask(gateway.port, chat(token, {"models": ["a"]}))).status == 200
         refused = await ask(gateway.port, chat(token, {"fallbacks": ["a"]}))
@@ -98,13 +90,13 @@ async def test_input_of_which_the_upstream_reports_nothing_is_charged_by_every_f
 
 @pytest.mark.parametrize(("text", "status"), [("", 200), ("word " * 20_000, 429)])
 async def test_a_large_picture_fits_a_limit_on_tokens_and_as_much_text_does_not(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, text: str, status: int
+    upstream: FakeUpstream, serve: Serve, text: str, status: int
 ) -> None:
     content = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}},
         {"type": "text", "text": text},
     ]
     chain = CHAIN.replace("tokens_per_minute: 1000000", "tokens_per_minute: 10000")
-    async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url, chain=chain) as gateway:
         body = {"messages": [{"role": "user", "content": content}]}
         assert (await ask(gateway.port, chat(await gateway.token(), body))).status == status

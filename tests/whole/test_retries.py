@@ -20,7 +20,7 @@ from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Scripted, Step, chunk
 from tests.whole.test_channels import GOOD, gateway_with, until
@@ -197,12 +197,9 @@ async def test_a_long_wait_is_told_in_the_message(store_url: str, client: Client
     assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("59", "59000")
 
 
-async def test_a_retry_of_a_recovered_channel_succeeds(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_retry_of_a_recovered_channel_succeeds(serve: Serve) -> None:
     bad: list[Step] = [full_response("500 No", b"{}", "retry-after-ms: 10")]
-    async with (
-        Scripted(bad, bad, bad, bad, GOOD) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(bad, bad, bad, bad, GOOD) as upstream, serve(upstream.base_url) as gateway:
         gateway.store.channels.cooldown = QUICK
         tries = await tried(gateway, await gateway.token(), 6)
     assert [each.status for each in tries] == [502] * 4 + [200]
@@ -240,12 +237,10 @@ async def test_the_gateways_own_refusals(store_url: str, client: Client, tmp_pat
 
 
 @pytest.mark.parametrize("limit", ["requests_per_minute: 120", "tokens_per_minute: 6000"])
-async def test_the_wait_that_a_rate_limit_announces_suffices(
-    store_url: str, client: Client, tmp_path: Path, limit: str
-) -> None:
+async def test_the_wait_that_a_rate_limit_announces_suffices(serve: Serve, limit: str) -> None:
     async with Scripted(GOOD) as upstream:
         chain = CHAIN.replace("requests_per_minute: 1000, tokens_per_minute: 1000000", limit)
-        async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
+        async with serve(upstream.base_url, chain=chain) as gateway:
             token = await gateway.token()
             body = {"max_tokens": 100}
             while (answer := await ask(gateway.port, chat(token, body))).status == 200:
@@ -256,12 +251,12 @@ async def test_the_wait_that_a_rate_limit_announces_suffices(
     assert len(tries) <= 2
 
 
-async def test_the_limit_of_concurrent_requests_is_retried(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_limit_of_concurrent_requests_is_retried(serve: Serve) -> None:
     gate = asyncio.Event()
     script: list[Step] = [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
     async with Scripted(script) as upstream:
         chain = CHAIN.replace("concurrent: 50", "concurrent: 1")
-        async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
+        async with serve(upstream.base_url, chain=chain) as gateway:
             token = await gateway.token()
             first = asyncio.create_task(ask(gateway.port, chat(token)))
             await asyncio.wait_for(upstream.arrived.wait(), 10)

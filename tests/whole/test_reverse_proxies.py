@@ -13,12 +13,10 @@ import aiohttp
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import running
 from tests.cli.processes import free_port
 from tests.patience import wait_until
 from tests.reverse_proxies import AUTHORITY, SHIPPED, ends_cut_streams_as_whole, shipped_proxy
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.scripted import CHUNKED, Fin, Forever, Gated, Scripted, chunk
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"one"}}]}\n\n'
@@ -49,11 +47,11 @@ async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str, str]:
 
 
 async def test_paths_limits_and_addresses(
-    name: str, session: aiohttp.ClientSession, store_url: str, client: Client, tmp_path: Path
+    name: str, session: aiohttp.ClientSession, serve: Serve, tmp_path: Path
 ) -> None:
     async with (
         FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream,
-        running(configuration(upstream.base_url, more=TRUSTING), tmp_path, store_url) as gateway,
+        serve(upstream.base_url, more=TRUSTING) as gateway,
         shipped_proxy(name, tmp_path / name, gateway.port) as base,
     ):
         await gateway.token()
@@ -86,11 +84,11 @@ async def test_paths_limits_and_addresses(
 
 
 async def test_events_come_as_they_are_sent_and_a_cut_stream_is_cut(
-    name: str, session: aiohttp.ClientSession, store_url: str, client: Client, tmp_path: Path
+    name: str, session: aiohttp.ClientSession, serve: Serve, tmp_path: Path
 ) -> None:
     async with (
         Gated(EVENT, END) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+        serve(upstream.base_url) as gateway,
         shipped_proxy(name, tmp_path / name, gateway.port) as base,
     ):
         headers = {"Authorization": f"Bearer {await gateway.token()}"}
@@ -109,11 +107,11 @@ async def test_events_come_as_they_are_sent_and_a_cut_stream_is_cut(
 
 
 async def test_a_caller_that_leaves_is_noticed(
-    name: str, session: aiohttp.ClientSession, store_url: str, client: Client, tmp_path: Path
+    name: str, session: aiohttp.ClientSession, serve: Serve, tmp_path: Path
 ) -> None:
     async with (
         Scripted([CHUNKED, Forever(chunk(EVENT), 0.01)]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+        serve(upstream.base_url) as gateway,
         shipped_proxy(name, tmp_path / name, gateway.port) as base,
     ):
         headers = {"Authorization": f"Bearer {await gateway.token()}"}
@@ -130,11 +128,11 @@ def second(name: str, port: int) -> Callable[[str], str]:
 
 
 async def test_a_dead_gateway_is_passed_over(
-    name: str, session: aiohttp.ClientSession, store_url: str, client: Client, tmp_path: Path
+    name: str, session: aiohttp.ClientSession, serve: Serve, tmp_path: Path
 ) -> None:
     async with (
         FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+        serve(upstream.base_url) as gateway,
         shipped_proxy(name, tmp_path / name, gateway.port, second(name, free_port())) as base,
     ):
         headers = {"Authorization": f"Bearer {await gateway.token()}"}

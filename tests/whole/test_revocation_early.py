@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from gateway import Exchange, Outcome, Plugin
 from gateway.store.tokens import Created
-from gateway.testing import Running, running
+from gateway.testing import Running
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import CREDIT, assert_released, last_end_record, tasks
-from tests.whole.conftest import CHAIN, configuration
+from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import CHAT, Answer, chat, get, read_answer
 from tests.whole.scripted import CHUNKED, HEAD, Forever, Hold, Scripted, chunk
 
@@ -37,9 +36,9 @@ WITH_WAITING = CHAIN.replace("  - use: rate-limit", f"  - use: {__name__}:Waitin
 
 @asynccontextmanager
 async def gateway_for(
-    base_url: str, folder: Path, url: str, *, chain: str = CHAIN, channel: str = "", more: str = ""
+    base_url: str, serve: Serve, *, chain: str = CHAIN, channel: str = "", more: str = ""
 ) -> AsyncIterator[Running]:
-    async with running(configuration(base_url, chain=chain, channel=channel, more=more), folder, url) as gateway:
+    async with serve(base_url, chain=chain, channel=channel, more=more) as gateway:
         yield gateway
 
 
@@ -81,10 +80,10 @@ async def refused(
     return record
 
 
-async def test_a_request_that_waits_for_the_first_byte(store_url: str, tmp_path: Path) -> None:
+async def test_a_request_that_waits_for_the_first_byte(serve: Serve) -> None:
     async with (
         Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+        gateway_for(upstream.base_url, serve) as gateway,
     ):
         token = await token_of(gateway)
         before = tasks()
@@ -97,10 +96,10 @@ async def test_a_request_that_waits_for_the_first_byte(store_url: str, tmp_path:
         await assert_released(gateway, upstream, before, pooled=0)
 
 
-async def test_a_request_whose_head_has_come_and_no_event(store_url: str, tmp_path: Path) -> None:
+async def test_a_request_whose_head_has_come_and_no_event(serve: Serve) -> None:
     async with (
         Scripted([CHUNKED, Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+        gateway_for(upstream.base_url, serve) as gateway,
     ):
         token = await token_of(gateway)
         async with sent(gateway, chat(token.token)) as answer:
@@ -110,11 +109,11 @@ async def test_a_request_whose_head_has_come_and_no_event(store_url: str, tmp_pa
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"500 Failed"])
-async def test_a_response_that_is_read_whole(store_url: str, tmp_path: Path, status: bytes) -> None:
+async def test_a_response_that_is_read_whole(serve: Serve, status: bytes) -> None:
     head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{" % status
     async with (
         Scripted([head, Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url, more="port: {allow_non_streaming: true}") as gateway,
+        gateway_for(upstream.base_url, serve, more="port: {allow_non_streaming: true}") as gateway,
     ):
         token = await token_of(gateway)
         async with sent(gateway, chat(token.token, {"stream": False})) as answer:
@@ -124,7 +123,7 @@ async def test_a_response_that_is_read_whole(store_url: str, tmp_path: Path, sta
         assert len(upstream.requests) == 1
 
 
-async def test_a_request_whose_upstream_does_not_finish_the_handshake(store_url: str, tmp_path: Path) -> None:
+async def test_a_request_whose_upstream_does_not_finish_the_handshake(serve: Serve) -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         arrived.set()
         await reader.read()
@@ -135,7 +134,7 @@ async def test_a_request_whose_upstream_does_not_finish_the_handshake(store_url:
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         timers = ", timers: {connect: 200, first_byte: 200}"
-        async with gateway_for(url, tmp_path, store_url, channel=timers) as gateway:
+        async with gateway_for(url, serve, channel=timers) as gateway:
             token = await token_of(gateway)
             async with sent(gateway, chat(token.token)) as answer:
                 await arrived.wait()
@@ -143,10 +142,10 @@ async def test_a_request_whose_upstream_does_not_finish_the_handshake(store_url:
         assert (record.outcome, record.charge_micros) == (Outcome.STOPPED, 0)
 
 
-async def test_a_request_whose_body_still_arrives(store_url: str, tmp_path: Path) -> None:
+async def test_a_request_whose_body_still_arrives(serve: Serve) -> None:
     async with (
         Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+        gateway_for(upstream.base_url, serve) as gateway,
     ):
         token = await token_of(gateway)
         request = chat(token.token, {"messages": [{"role": "user", "content": "word " * 40_000}]})
@@ -158,11 +157,11 @@ async def test_a_request_whose_body_still_arrives(store_url: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models"])
-async def test_a_request_that_a_plugin_holds_up_is_not_served(store_url: str, tmp_path: Path, path: str) -> None:
+async def test_a_request_that_a_plugin_holds_up_is_not_served(serve: Serve, path: str) -> None:
     GATES.append(asyncio.Event())
     async with (
         Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url, chain=WITH_WAITING) as gateway,
+        gateway_for(upstream.base_url, serve, chain=WITH_WAITING) as gateway,
     ):
         token = await token_of(gateway)
         STEPS.clear()
@@ -180,10 +179,10 @@ async def test_a_request_that_a_plugin_holds_up_is_not_served(store_url: str, tm
         assert not upstream.requests
 
 
-async def test_a_stream_whose_caller_does_not_read(store_url: str, tmp_path: Path) -> None:
+async def test_a_stream_whose_caller_does_not_read(serve: Serve) -> None:
     async with (
         Scripted([CHUNKED, Forever(chunk(EVENT * 100))]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+        gateway_for(upstream.base_url, serve) as gateway,
     ):
         token = await token_of(gateway)
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
@@ -196,13 +195,13 @@ async def test_a_stream_whose_caller_does_not_read(store_url: str, tmp_path: Pat
         writer.close()
 
 
-async def test_an_answer_that_is_complete_stays_so(store_url: str, tmp_path: Path) -> None:
+async def test_an_answer_that_is_complete_stays_so(serve: Serve) -> None:
     """The finish and the usage are there, and only `[DONE]` is waited for."""
     finish = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}\n\n'
     async with (
         Scripted([HEAD + b"\r\n" + EVENT + finish + usage, Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+        gateway_for(upstream.base_url, serve) as gateway,
     ):
         token = await token_of(gateway)
         async with sent(gateway, chat(token.token)) as answer:
@@ -214,10 +213,10 @@ async def test_an_answer_that_is_complete_stays_so(store_url: str, tmp_path: Pat
         assert b"error" not in got.body
 
 
-async def test_other_requests_of_a_connection_are_refused_as_before(store_url: str, tmp_path: Path) -> None:
+async def test_other_requests_of_a_connection_are_refused_as_before(serve: Serve) -> None:
     async with (
         Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+        gateway_for(upstream.base_url, serve) as gateway,
     ):
         token = await token_of(gateway)
         async with sent(gateway, get("/v1/models", token.token)) as answer:

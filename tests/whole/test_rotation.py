@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from gateway import Outcome
 from gateway.domain.facts import AccountLimits, Budgets
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import charged, end_records, last_end_record
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat, get
 from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, Step, chunk
 from tests.whole.test_stream import STREAM, WORDS
@@ -37,29 +35,25 @@ async def test_a_successor_has_what_is_left_of_the_budgets_and_limits_of_its_pre
     assert await gateway.store.wallet.verify("tester") == []
 
 
-async def test_what_is_revoked_finishes_where_the_operator_chose_so(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_what_is_revoked_finishes_where_the_operator_chose_so(serve: Serve) -> None:
     gate = asyncio.Event()
     script: list[Step] = [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
-    async with Scripted(script) as upstream:
-        text = configuration(upstream.base_url, more="port: {open_streams: finish}")
-        async with running(text, tmp_path, store_url) as gateway:
-            token = await gateway.token()
-            open_ = asyncio.create_task(ask(gateway.port, chat(token)))
-            exchanges = gateway.gateway.runner.exchanges
-            await wait_until(lambda: any(exchange.first_byte for exchange in exchanges))
-            (known,) = await gateway.store.tokens.all_of("tester")
-            await gateway.store.tokens.delete(known.id)
-            assert (await ask(gateway.port, chat(token))).status == 401
-            await asyncio.sleep(2.2)
-            assert not open_.done()
-            gate.set()
-            answer = await asyncio.wait_for(open_, PATIENCE_S)
-            await last_end_record(gateway)
-            assert (answer.status, answer.whole) == (200, True)
-            assert b"data: [DONE]" in answer.body
-            assert b'"error"' not in answer.body
-            (record,) = [each for each in await end_records(gateway) if each.id == answer.headers["x-request-id"]]
-            assert record.outcome is Outcome.COMPLETED
-            assert record.charge_micros == await charged(gateway) > 0
+    async with Scripted(script) as upstream, serve(upstream.base_url, more="port: {open_streams: finish}") as gateway:
+        token = await gateway.token()
+        open_ = asyncio.create_task(ask(gateway.port, chat(token)))
+        exchanges = gateway.gateway.runner.exchanges
+        await wait_until(lambda: any(exchange.first_byte for exchange in exchanges))
+        (known,) = await gateway.store.tokens.all_of("tester")
+        await gateway.store.tokens.delete(known.id)
+        assert (await ask(gateway.port, chat(token))).status == 401
+        await asyncio.sleep(2.2)
+        assert not open_.done()
+        gate.set()
+        answer = await asyncio.wait_for(open_, PATIENCE_S)
+        await last_end_record(gateway)
+        assert (answer.status, answer.whole) == (200, True)
+        assert b"data: [DONE]" in answer.body
+        assert b'"error"' not in answer.body
+        (record,) = [each for each in await end_records(gateway) if each.id == answer.headers["x-request-id"]]
+        assert record.outcome is Outcome.COMPLETED
+        assert record.charge_micros == await charged(gateway) > 0

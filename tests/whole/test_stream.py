@@ -18,7 +18,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import Answer, ask, chat, read_answer
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Scripted, Step, chunk
 
@@ -75,33 +75,25 @@ async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
 
 
-async def test_the_usage_chunk_is_sent_to_a_caller_that_requests_it(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_usage_chunk_is_sent_to_a_caller_that_requests_it(serve: Serve) -> None:
     requested: dict[str, object] = {"stream_options": {"include_usage": True}}
-    async with (
-        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream, serve(upstream.base_url) as gateway:
         assert (await answered(gateway, await gateway.token(), requested)).body == STREAM
 
 
-async def test_with_ask_usage_off_no_usage_is_requested_and_what_comes_is_dropped(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream:
-        yaml = configuration(upstream.base_url, channel=", ask_usage: false")
-        async with running(yaml, tmp_path, store_url) as gateway:
-            assert (await answered(gateway, await gateway.token())).body == PASSED
-            assert b"stream_options" not in upstream.requests[0]
+async def test_with_ask_usage_off_no_usage_is_requested_and_what_comes_is_dropped(serve: Serve) -> None:
+    async with (
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+        serve(upstream.base_url, channel=", ask_usage: false") as gateway,
+    ):
+        assert (await answered(gateway, await gateway.token())).body == PASSED
+        assert b"stream_options" not in upstream.requests[0]
 
 
 @pytest.mark.parametrize("step", [1, 7])
-async def test_cuts_at_every_offset_change_no_byte_and_split_no_event(
-    store_url: str, client: Client, tmp_path: Path, step: int
-) -> None:
+async def test_cuts_at_every_offset_change_no_byte_and_split_no_event(serve: Serve, step: int) -> None:
     script: list[Step] = []
-    async with Scripted(script) as upstream, running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
+    async with Scripted(script) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         offsets = range(1, len(STREAM), 5 * step)
         for offset in offsets:
@@ -191,17 +183,12 @@ async def test_a_large_body_reaches_the_upstream_unchanged(
     assert sent == {**given, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 100}
 
 
-async def test_each_event_arrives_before_the_upstream_sends_the_next(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_each_event_arrives_before_the_upstream_sends_the_next(serve: Serve) -> None:
     gates = [asyncio.Event() for _ in WORDS]
     script: list[Step] = [CHUNKED]
     for word, gate in zip(WORDS, gates, strict=True):
         script += [chunk(word), Forever(b"", 0.005, until=gate.is_set)]
-    async with (
-        Scripted([*script, chunk(USAGE + DONE) + LAST]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted([*script, chunk(USAGE + DONE) + LAST]) as upstream, serve(upstream.base_url) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         with closing(writer):
             writer.write(chat(await gateway.token()))

@@ -7,7 +7,6 @@ import gc
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from aiohttp import StreamReader, web
@@ -19,10 +18,9 @@ from gateway.proxy.upstream import UpstreamConnection
 from gateway.server.body import BodyReader, BodyShare
 from gateway.server.gateway import IncomingBody
 from gateway.server.protocol import ParsedRequest, ServerProtocol
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import chat, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
 
@@ -89,8 +87,8 @@ async def upstream(ended: asyncio.Event) -> AsyncIterator[Scripted]:
 
 
 @pytest.fixture
-async def gateway(upstream: Scripted, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
+async def gateway(upstream: Scripted, serve: Serve) -> AsyncIterator[Running]:
+    async with serve(upstream.base_url) as whole:
         yield whole
 
 
@@ -151,11 +149,10 @@ async def test_what_follows_a_request_that_closes_its_connection_is_dropped(
 
 
 async def test_an_idle_connection_is_closed_after_a_stream(
-    upstream: Scripted, store_url: str, client: Client, tmp_path: Path, ended: asyncio.Event
+    upstream: Scripted, serve: Serve, ended: asyncio.Event
 ) -> None:
-    yaml = configuration(upstream.base_url, more="port: {idle_timeout: 0.5}")
     async with (
-        running(yaml, tmp_path, store_url) as whole,
+        serve(upstream.base_url, more="port: {idle_timeout: 0.5}") as whole,
         streams(whole, chat(await whole.token()), count=1) as opened,
     ):
         ((reader, _),) = opened.connections

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import Answer, chat, get, head, read_answer
 from tests.whole.test_errors import assert_error
 
@@ -38,9 +36,9 @@ async def answers(gateway: Running, sent: bytes, count: int) -> list[Answer]:
 
 @pytest.mark.parametrize(("chunk", "status"), [(1, 400), (8, 400), (128, 200), (1000, 200)])
 async def test_a_body_in_many_tiny_chunks_is_refused_and_one_in_small_chunks_is_read(
-    store_url: str, client: Client, upstream: FakeUpstream, tmp_path: Path, chunk: int, status: int
+    serve: Serve, upstream: FakeUpstream, chunk: int, status: int
 ) -> None:
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url) as gateway:
         (answer,) = await answers(gateway, chunked(await gateway.token(), chunk), 1)
     assert answer.status == status
     if status == 400:
@@ -48,10 +46,10 @@ async def test_a_body_in_many_tiny_chunks_is_refused_and_one_in_small_chunks_is_
 
 
 async def test_where_each_piece_waits_for_its_turn_all_requests_are_served(
-    store_url: str, client: Client, upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.proxy.scheduler.ADDRESS_BURST_S", 0.0)
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
+    async with serve(upstream.base_url) as gateway:
         token = await gateway.token()
         sent = (
             get("/v1/models", token) * 40 + chunked(token, 1000) + chat(token, {"user": "x" * 400_000}) + get("/v1/x")

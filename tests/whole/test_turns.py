@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from gateway.store.client.client import Client
-from gateway.testing import running
 from tests.patience import PATIENCE_S
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat, get
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Scripted, Step, chunk
 
@@ -29,9 +26,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("framing", ["chunked", "until-close", "in-two"])
-async def test_a_long_read_is_relayed_whole_and_in_order(
-    shape: str, framing: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_long_read_is_relayed_whole_and_in_order(shape: str, framing: str, serve: Serve) -> None:
     unit = SHAPES[shape]
     body = TEXT + unit * (60_000 // len(unit) // 2 * 2) + END
     scripts: dict[str, list[Step]] = {
@@ -39,10 +34,7 @@ async def test_a_long_read_is_relayed_whole_and_in_order(
         "until-close": [HEAD + b"\r\n" + body, Fin],
         "in-two": [CHUNKED + chunk(body[:5000]), 0.01, chunk(body[5000:]), 0.01, LAST],
     }
-    async with (
-        Scripted(scripts[framing]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(scripts[framing]) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         async with asyncio.timeout(PATIENCE_S):
             while upstream.connections == len(upstream.requests):  # until one is used again
@@ -53,14 +45,9 @@ async def test_a_long_read_is_relayed_whole_and_in_order(
                     break
 
 
-async def test_other_callers_are_served_beside_streams_of_events_that_must_be_parsed(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_other_callers_are_served_beside_streams_of_events_that_must_be_parsed(serve: Serve) -> None:
     flood: list[Step] = [CHUNKED, Forever(chunk(TEXT + b'data: {"choices":[{}]}\n\n' * 7000))]
-    async with (
-        Scripted(flood) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(flood) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         floods = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(4)]
         await asyncio.wait_for(upstream.arrived.wait(), PATIENCE_S)

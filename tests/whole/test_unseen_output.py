@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,11 @@ from gateway import Outcome
 from gateway.chat.usage import SLOW_PER_S
 from gateway.fake_upstream.modes import THOUGHTS
 from gateway.fake_upstream.server import FakeUpstream
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
 from tests.whole.aftermath import charged, end_records
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
 
@@ -30,10 +28,10 @@ MORE = "port: {allow_non_streaming: true}"
 
 
 @asynccontextmanager
-async def in_front_of(mode: str, folder: Path, url: str, channel: str) -> AsyncIterator[tuple[Running, FakeUpstream]]:
+async def in_front_of(mode: str, serve: Serve, channel: str) -> AsyncIterator[tuple[Running, FakeUpstream]]:
     async with (
         FakeUpstream(pace_s=PACE_S, mode=mode, words=TEXT, key="channel-credential-4711") as upstream,
-        running(configuration(upstream.base_url, channel=channel, more=MORE), folder, url) as gateway,
+        serve(upstream.base_url, channel=channel, more=MORE) as gateway,
     ):
         yield gateway, upstream
 
@@ -68,10 +66,10 @@ def assert_by_time(record: Record, whole: Record) -> None:
     ids=["while it thinks", "in the text", "later in the text"],
 )
 async def test_a_caller_that_leaves_pays_for_the_time_that_the_model_worked(
-    store_url: str, client: Client, tmp_path: Path, until: bytes, after_s: float, stream: bool
+    serve: Serve, until: bytes, after_s: float, stream: bool
 ) -> None:
     channel = CANCEL if stream else CANCEL + ", upstream_stream: true"
-    async with in_front_of("thinks", tmp_path, store_url, channel) as (gateway, _):
+    async with in_front_of("thinks", serve, channel) as (gateway, _):
         token = await gateway.token()
         assert (await ask(gateway.port, chat(token, {"stream": stream}))).whole
         (whole,) = await end_records(gateway)
@@ -85,10 +83,8 @@ async def test_a_caller_that_leaves_pays_for_the_time_that_the_model_worked(
 
 
 @pytest.mark.parametrize("mode", ["words", "thinks-in-the-open"])
-async def test_the_time_does_not_count_where_the_text_shows_all(
-    store_url: str, client: Client, tmp_path: Path, mode: str
-) -> None:
-    async with in_front_of(mode, tmp_path, store_url, CANCEL) as (gateway, upstream):
+async def test_the_time_does_not_count_where_the_text_shows_all(serve: Serve, mode: str) -> None:
+    async with in_front_of(mode, serve, CANCEL) as (gateway, upstream):
         token = await gateway.token()
         assert (await ask(gateway.port, chat(token))).whole
         upstream.mode = "silent"
@@ -97,31 +93,25 @@ async def test_the_time_does_not_count_where_the_text_shows_all(
 
 @pytest.mark.parametrize("mode", ["words", "thinks", "thinks-in-the-open"])
 @pytest.mark.parametrize("until", [b"", b'word"'], ids=["before the first event", "in the text"])
-async def test_an_answer_that_is_left_is_read_on_for_its_usage(
-    store_url: str, client: Client, tmp_path: Path, mode: str, until: bytes
-) -> None:
-    async with in_front_of(mode, tmp_path, store_url, ", on_caller_gone: drain") as (gateway, _):
+async def test_an_answer_that_is_left_is_read_on_for_its_usage(serve: Serve, mode: str, until: bytes) -> None:
+    async with in_front_of(mode, serve, ", on_caller_gone: drain") as (gateway, _):
         record = await left(gateway, await gateway.token(), until=until, after_s=0 if until else 5 * PACE_S)
         assert (record.outcome, record.usage_source) == (Outcome.CALLER_GONE, "upstream")
         assert record.completion_tokens == WORDS + (THOUGHTS if mode != "words" else 0)
         assert await charged(gateway) == record.charge_micros == record.prompt_tokens + 2 * record.completion_tokens
 
 
-async def test_a_json_answer_that_is_left_is_read_on_for_its_usage(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with in_front_of("slow-first", tmp_path, store_url, ", on_caller_gone: drain") as (gateway, _):
+async def test_a_json_answer_that_is_left_is_read_on_for_its_usage(serve: Serve) -> None:
+    async with in_front_of("slow-first", serve, ", on_caller_gone: drain") as (gateway, _):
         record = await left(gateway, await gateway.token(), after_s=0.2, stream=False)
         assert (record.outcome, record.usage_source) == (Outcome.CALLER_GONE, "upstream")
         assert record.completion_tokens == WORDS
 
 
 @pytest.mark.parametrize("mode", ["words", "slow-first", "silent"])
-async def test_a_json_answer_that_is_left_for_good_costs_its_time(
-    store_url: str, client: Client, tmp_path: Path, mode: str
-) -> None:
+async def test_a_json_answer_that_is_left_for_good_costs_its_time(serve: Serve, mode: str) -> None:
     """Of a model of which no whole answer is known, at a slow pace; else at the pace of its answers."""
-    async with in_front_of("silent", tmp_path, store_url, CANCEL) as (gateway, upstream):
+    async with in_front_of("silent", serve, CANCEL) as (gateway, upstream):
         token = await gateway.token()
         record = await left(gateway, token, after_s=1.0, stream=False)
         assert record.completion_tokens == pytest.approx(SLOW_PER_S * record.duration_ms / 1000, abs=1)
@@ -137,11 +127,9 @@ async def test_a_json_answer_that_is_left_for_good_costs_its_time(
         assert record.completion_tokens == pytest.approx(expected, rel=0.1, abs=2)
 
 
-async def test_the_time_that_is_read_on_counts_where_no_usage_comes_in_time(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_time_that_is_read_on_counts_where_no_usage_comes_in_time(serve: Serve) -> None:
     channel = ", on_caller_gone: drain, drain_limit: 0.4"
-    async with in_front_of("thinks", tmp_path, store_url, channel) as (gateway, _):
+    async with in_front_of("thinks", serve, channel) as (gateway, _):
         token = await gateway.token()
         assert (await ask(gateway.port, chat(token))).whole
         (whole,) = await end_records(gateway)
@@ -159,12 +147,10 @@ async def test_the_time_that_is_read_on_counts_where_no_usage_comes_in_time(
     ],
     ids=["500", "400", "an error as the first event"],
 )
-async def test_a_refusal_of_the_upstream_after_the_caller_left_costs_nothing(
-    store_url: str, client: Client, tmp_path: Path, answer: bytes
-) -> None:
+async def test_a_refusal_of_the_upstream_after_the_caller_left_costs_nothing(serve: Serve, answer: bytes) -> None:
     async with (
         Scripted([1.0, answer]) as upstream,
-        running(configuration(upstream.base_url, channel=", on_caller_gone: drain"), tmp_path, store_url) as gateway,
+        serve(upstream.base_url, channel=", on_caller_gone: drain") as gateway,
     ):
         record = await left(gateway, await gateway.token(), after_s=0.1)
         assert (record.outcome, record.charge_micros) == (Outcome.CALLER_GONE, 0)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
 from gateway import Outcome
-from gateway.store.client.client import Client
-from gateway.testing import running
 from tests.whole.aftermath import assert_ended, assert_released, charged, last_end_record, tasks
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import DONE, PASSED, STREAM, USAGE, WORDS, event
@@ -127,15 +124,10 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
 
 
 @pytest.mark.parametrize("fault", BEFORE_FIRST_BYTE)
-async def test_a_fault_before_the_first_byte_is_an_error(
-    fault: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_fault_before_the_first_byte_is_an_error(fault: str, serve: Serve) -> None:
     script, status, code, charge, pooled = BEFORE_FIRST_BYTE[fault]
     channel = SHORT_TIMERS if code == "upstream_timeout" else BOUNDED
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=channel) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
@@ -170,18 +162,13 @@ AFTER_FIRST_BYTE: dict[str, tuple[list[Step], Outcome, str]] = {
 
 
 @pytest.mark.parametrize("fault", AFTER_FIRST_BYTE)
-async def test_a_fault_after_the_first_byte_ends_the_stream_with_an_error_event(
-    fault: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_fault_after_the_first_byte_ends_the_stream_with_an_error_event(fault: str, serve: Serve) -> None:
     script, outcome, code = AFTER_FIRST_BYTE[fault]
     total_timer = SHORT_TOTAL if outcome is Outcome.STOPPED else BOUNDED
     channel = (
         SHORT_TIMERS if outcome is Outcome.UPSTREAM_STALLED else total_timer if code == "upstream_timeout" else BOUNDED
     )
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=channel) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
@@ -202,14 +189,9 @@ async def test_a_fault_after_the_first_byte_ends_the_stream_with_an_error_event(
         assert len(upstream.requests) == 1
 
 
-async def test_an_error_event_mid_stream_is_passed_on_and_not_charged_as_output(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_error_event_mid_stream_is_passed_on_and_not_charged_as_output(serve: Serve) -> None:
     failure = FAILURE.replace(b"fell", b"fell " * 500)
-    async with (
-        Scripted([CHUNKED + chunk(HALF + failure) + LAST]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted([CHUNKED + chunk(HALF + failure) + LAST]) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
@@ -249,12 +231,9 @@ PASSES: dict[str, tuple[list[Step], bytes]] = {
 
 
 @pytest.mark.parametrize("way", PASSES)
-async def test_an_unusual_but_valid_response_passes(way: str, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_unusual_but_valid_response_passes(way: str, serve: Serve) -> None:
     script, expected = PASSES[way]
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(script) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
@@ -265,13 +244,10 @@ async def test_an_unusual_but_valid_response_passes(way: str, store_url: str, cl
         await assert_released(gateway, upstream, before, 0 if closes else 1)
 
 
-async def test_an_error_body_of_fifty_megabytes_is_hardly_read(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_error_body_of_fifty_megabytes_is_hardly_read(serve: Serve) -> None:
     size = 50_000_000
     script: list[Step] = [b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n" % size, *[b"x" * 50_000] * (size // 50_000)]
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(script) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
@@ -281,14 +257,9 @@ async def test_an_error_body_of_fifty_megabytes_is_hardly_read(store_url: str, c
         assert upstream.sent < 20_000_000, "more was read than fits into the kernel's buffers"
 
 
-async def test_a_pooled_connection_that_the_upstream_closed_is_replaced_once(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_pooled_connection_that_the_upstream_closed_is_replaced_once(serve: Serve) -> None:
     good: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
-    async with (
-        Scripted(good, [Reset], good) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(good, [Reset], good) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         before = tasks()
         for _ in range(2):
@@ -301,14 +272,9 @@ async def test_a_pooled_connection_that_the_upstream_closed_is_replaced_once(
         assert (len(upstream.requests), upstream.connections) == (3, 2)
 
 
-async def test_the_replacement_is_a_fresh_connection_and_not_another_pooled_one(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_replacement_is_a_fresh_connection_and_not_another_pooled_one(serve: Serve) -> None:
     good: list[Step] = [CHUNKED + chunk(STREAM[:300]), 0.1, chunk(STREAM[300:]) + LAST]
-    async with (
-        Scripted(good, good, [Reset], good) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(good, good, [Reset], good) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         await asyncio.gather(*(ask(gateway.port, chat(token)) for _ in range(2)))
         assert upstream.connections == 2
@@ -317,15 +283,10 @@ async def test_the_replacement_is_a_fresh_connection_and_not_another_pooled_one(
 
 
 @pytest.mark.parametrize("script", [[Reset], [Fin], [b"HTTP/1.1 ", Reset]])
-async def test_a_fresh_connection_or_one_that_began_to_answer_is_not_replaced(
-    store_url: str, client: Client, tmp_path: Path, script: list[Step]
-) -> None:
+async def test_a_fresh_connection_or_one_that_began_to_answer_is_not_replaced(serve: Serve, script: list[Step]) -> None:
     good: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
     scripts = [good, script] if len(script) == 2 else [good, script, script]
-    async with (
-        Scripted(*scripts) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(*scripts) as upstream, serve(upstream.base_url) as gateway:
         token = await gateway.token()
         assert (await ask(gateway.port, chat(token))).status == 200
         answer = await ask(gateway.port, chat(token))
@@ -335,10 +296,8 @@ async def test_a_fresh_connection_or_one_that_began_to_answer_is_not_replaced(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/v1", "http://no-such-host.invalid/v1", "http://[::1]:1/v1"])
-async def test_an_unreachable_upstream_costs_nothing(
-    store_url: str, client: Client, tmp_path: Path, address: str
-) -> None:
-    async with running(configuration(address, channel=BOUNDED), tmp_path, store_url) as gateway:
+async def test_an_unreachable_upstream_costs_nothing(serve: Serve, address: str) -> None:
+    async with serve(address, channel=BOUNDED) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
@@ -366,11 +325,8 @@ ECHOES: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("place", ECHOES)
-async def test_the_credential_is_redacted_in(place: str, store_url: str, client: Client, tmp_path: Path) -> None:
-    async with (
-        Scripted(ECHOES[place]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+async def test_the_credential_is_redacted_in(place: str, serve: Serve) -> None:
+    async with Scripted(ECHOES[place]) as upstream, serve(upstream.base_url) as gateway:
         answer = await ask(gateway.port, chat(await gateway.token()))
         record = await last_end_record(gateway)
         assert KEY.encode() in upstream.requests[0]
@@ -385,14 +341,9 @@ async def test_the_credential_is_redacted_in(place: str, store_url: str, client:
         ([full_response("200 OK", b"[]"), Fin], "is not a chat completion."),
     ],
 )
-async def test_an_invalid_json_response_is_an_error(
-    store_url: str, client: Client, tmp_path: Path, script: list[Step], message: str
-) -> None:
+async def test_an_invalid_json_response_is_an_error(serve: Serve, script: list[Step], message: str) -> None:
     more = "port: {allow_non_streaming: true}"
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(script) as upstream, serve(upstream.base_url, more=more) as gateway:
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token, {"stream": False}))

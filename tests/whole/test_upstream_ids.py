@@ -10,7 +10,7 @@ import pytest
 from gateway import AttemptRecord
 from gateway.testing import running
 from tests.whole.aftermath import last_end_record
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Scripted, Step, chunk
 
@@ -52,9 +52,9 @@ ANSWERS: dict[str, tuple[list[Step], str]] = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-async def test_the_id_of_a_completion_is_kept(answer: str, store_url: str, tmp_path: Path) -> None:
+async def test_the_id_of_a_completion_is_kept(answer: str, serve: Serve) -> None:
     script, expected = ANSWERS[answer]
-    async with Scripted(script) as upstream, running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
+    async with Scripted(script) as upstream, serve(upstream.base_url) as gateway:
         await ask(gateway.port, chat(await gateway.token()))
         record = await last_end_record(gateway)
     (attempt,) = record.attempts
@@ -62,12 +62,9 @@ async def test_the_id_of_a_completion_is_kept(answer: str, store_url: str, tmp_p
     assert record.upstream_request_id == "req-1"
 
 
-async def test_the_id_of_a_json_answer_is_kept(store_url: str, tmp_path: Path) -> None:
+async def test_the_id_of_a_json_answer_is_kept(serve: Serve) -> None:
     more = "port: {allow_non_streaming: true}"
-    async with (
-        Scripted([JSON + BODY]) as upstream,
-        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted([JSON + BODY]) as upstream, serve(upstream.base_url, more=more) as gateway:
         answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
         assert json.loads(answer.body)["id"] == "cmpl-9"
         record = await last_end_record(gateway)

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
-from gateway.store.client.client import Client
-from gateway.testing import running
 from tests.whole.aftermath import assert_released, last_end_record, tasks
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Scripted, Step, chunk
 from tests.whole.test_stream import PASSED, STREAM
@@ -55,25 +53,26 @@ def context(certificates: Path, name: str = "server") -> ssl.SSLContext:
 
 @pytest.mark.parametrize("script", [GOOD, [HEAD + b"\r\n" + STREAM, Fin]], ids=["chunked", "up to its close"])
 async def test_a_private_authority_is_trusted_where_the_channel_names_it(
-    store_url: str, client: Client, tmp_path: Path, certificates: Path, script: list[Step]
+    serve: Serve, certificates: Path, script: list[Step]
 ) -> None:
-    async with Scripted(script, tls=context(certificates)) as upstream:
-        yaml = configuration(upstream.base_url, channel=f", ca_file: {certificates / 'ca.pem'}")
-        async with running(yaml, tmp_path, store_url) as gateway:
-            token = await gateway.token()
-            for _ in range(2):
-                answer = await ask(gateway.port, chat(token))
-                assert (answer.status, answer.body, answer.whole) == (200, PASSED, True)
-            assert upstream.connections == (1 if script is GOOD else 2)
+    async with (
+        Scripted(script, tls=context(certificates)) as upstream,
+        serve(upstream.base_url, channel=f", ca_file: {certificates / 'ca.pem'}") as gateway,
+    ):
+        token = await gateway.token()
+        for _ in range(2):
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.body, answer.whole) == (200, PASSED, True)
+        assert upstream.connections == (1 if script is GOOD else 2)
 
 
 @pytest.mark.parametrize(("server", "named"), [("server", False), ("other", True)])
 async def test_an_invalid_certificate_is_never_accepted(
-    store_url: str, client: Client, tmp_path: Path, certificates: Path, server: str, named: bool
+    serve: Serve, certificates: Path, server: str, named: bool
 ) -> None:
     async with Scripted(GOOD, tls=context(certificates, server)) as upstream:
         channel = f", ca_file: {certificates / 'ca.pem'}" if named else ""
-        async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway:
+        async with serve(upstream.base_url, channel=channel) as gateway:
             token = await gateway.token()
             before = tasks()
             answer = await ask(gateway.port, chat(token))
@@ -129,15 +128,13 @@ async def proxy(refusal: bytes = b"") -> AsyncIterator[Proxy]:
 
 @pytest.mark.parametrize("secure", [True, False])
 @pytest.mark.parametrize("login", ["", "user:canary-pass@"])
-async def test_a_channels_proxy_is_used(
-    store_url: str, client: Client, tmp_path: Path, certificates: Path, secure: bool, login: str
-) -> None:
+async def test_a_channels_proxy_is_used(serve: Serve, certificates: Path, secure: bool, login: str) -> None:
     tls = context(certificates) if secure else None
     async with proxy() as between, Scripted(GOOD, tls=tls) as upstream:
         channel = f', proxy: "http://{login}{between.url}"' + (
             f", ca_file: {certificates / 'ca.pem'}" if secure else ""
         )
-        async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway:
+        async with serve(upstream.base_url, channel=channel) as gateway:
             token = await gateway.token()
             for _ in range(2):
                 answer = await ask(gateway.port, chat(token))
@@ -153,13 +150,11 @@ async def test_a_channels_proxy_is_used(
         assert len(between.heads) == 1
 
 
-async def test_a_proxy_that_cannot_be_reached_makes_the_channel_unreachable(
-    store_url: str, client: Client, tmp_path: Path, certificates: Path
-) -> None:
+async def test_a_proxy_that_cannot_be_reached_makes_the_channel_unreachable(serve: Serve, certificates: Path) -> None:
     channel = f', proxy: "http://127.0.0.1:1", ca_file: {certificates / "ca.pem"}'
     async with (
         Scripted(GOOD, tls=context(certificates)) as upstream,
-        running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway,
+        serve(upstream.base_url, channel=channel) as gateway,
     ):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
@@ -168,13 +163,7 @@ async def test_a_proxy_that_cannot_be_reached_makes_the_channel_unreachable(
 
 @pytest.mark.parametrize("status", ["403 Forbidden", "407 Proxy Authentication Required"])
 async def test_a_proxy_that_refuses_the_tunnel_makes_the_channel_unreachable(
-    store_url: str,
-    client: Client,
-    tmp_path: Path,
-    certificates: Path,
-    status: str,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    serve: Serve, certificates: Path, status: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     login = base64.b64encode(b"user:canary-pass").decode()
     echo = f"user:canary-pass {login}"  # even a proxy that repeats its credential
@@ -184,7 +173,7 @@ async def test_a_proxy_that_refuses_the_tunnel_makes_the_channel_unreachable(
     )
     async with proxy(refusal.encode()) as between, Scripted(GOOD, tls=context(certificates)) as upstream:
         channel = f', proxy: "http://user:canary-pass@{between.url}", ca_file: {certificates / "ca.pem"}'
-        async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway:
+        async with serve(upstream.base_url, channel=channel) as gateway:
             token = await gateway.token()
             before = tasks()
             answer = await ask(gateway.port, chat(token))
@@ -201,13 +190,8 @@ async def test_a_proxy_that_refuses_the_tunnel_makes_the_channel_unreachable(
     assert login not in shown
 
 
-async def test_the_environments_proxies_are_not_used(
-    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_environments_proxies_are_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    async with (
-        Scripted(GOOD) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with Scripted(GOOD) as upstream, serve(upstream.base_url) as gateway:
         assert (await ask(gateway.port, chat(await gateway.token()))).status == 200

@@ -394,7 +394,9 @@ async def test_one_arrival_and_one_end_match_what_the_caller_saw(case: Case, tmp
     if case.used != "none":
         assert (ended.account, ended.group, ended.model) == ("tester", "default", "words")
         assert [tried.channel for tried in ended.attempts] == ["fake"]
-        tokens = ended.prompt_tokens * ended.price["input"] + ended.completion_tokens * ended.price["output"]
+        price_in, price_out = ended.price["input"], ended.price["output"]
+        assert isinstance(price_in, int) and isinstance(price_out, int)
+        tokens = ended.prompt_tokens * price_in + ended.completion_tokens * price_out
         # A stream that exceeded its limit is charged no more than was held for it.
         assert charged == -(-tokens // 1_000_000) or (case.mode == "endless" and charged * 1_000_000 < tokens)
     streamed = answer.status == 200 and case.attempts > 0

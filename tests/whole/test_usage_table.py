@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
 
 from gateway.chat.usage import Usage
-from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import Running
 from tests.patience import PATIENCE_S
 from tests.whole.aftermath import charged, last_end_record
-from tests.whole.conftest import configuration
+from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Forever, Hold, Reset, Scripted, Step, chunk
 
@@ -148,14 +146,12 @@ CELLS: Final = [(each, ending) for ending in ENDINGS for each in (FEW if ending.
 
 
 @pytest.mark.parametrize(("moment", "ending"), CELLS)
-async def test_the_charge_of_each_ending(
-    moment: str, ending: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_charge_of_each_ending(moment: str, ending: str, serve: Serve) -> None:
     finished, channel = ENDINGS[ending]
     due = MOMENTS[moment].finished if finished else MOMENTS[moment].cut
     async with (
         Scripted(script_of(ending, MOMENTS[moment])) as upstream,
-        running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway,
+        serve(upstream.base_url, channel=channel) as gateway,
     ):
         token = await gateway.token()
         if "the caller leaves" in ending:

@@ -14,19 +14,6 @@ from tests.records import arrival, end, usage_database
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-async def test_no_more_than_some_follow_at_once_also_where_all_begin_at_once(
-    api: Client, local_client: LocalClient
-) -> None:
-    async with AsyncExitStack() as stack:
-        asked = (
-            stack.enter_async_context(api.get("/api/v1/usage/live", headers=HEADERS))
-            for _ in range(usage_feed.MAX_STREAMS + 8)
-        )
-        async with asyncio.timeout(PATIENCE_S):
-            statuses = sorted(response.status for response in await asyncio.gather(*asked))
-        assert statuses == [200] * usage_feed.MAX_STREAMS + [503] * 8
-
-
 async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:
     rows = usage_database(local_client.store.usage.folder)
     async with api.get("/api/v1/usage/live?model=large&outcome=completed", headers=HEADERS) as response:
