@@ -40,6 +40,7 @@ test: $(VENV)/.dev
 	  echo "$(PYTEST)"; $(PYTEST); tests=$$?; \
 	  wait $$beside; others=$$?; cat $(VENV)/beside.log; exit $$((tests | others))
 	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: on Debian, \`apt install chromium\` gets one."
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null || echo "The log was tried in SQLite alone: on Debian, \`apt install postgresql\` gets PostgreSQL."
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 endif

@@ -25,7 +25,13 @@ from tests.patience import PATIENCE_S
 from tests.postgres import WHY_NOT, PostgresServer, binary
 from tests.records import OPENED
 
-OF_THE_SUITE: Final = ("GATEWAY_PURE", "GATEWAY_TEST_BROWSER", "GATEWAY_ONE_LOG_REQUESTS", "GATEWAY_STORE_AWAY_S")
+OF_THE_SUITE: Final = (
+    "GATEWAY_PURE",
+    "GATEWAY_TEST_BROWSER",
+    "GATEWAY_ONE_LOG_REQUESTS",
+    "GATEWAY_STORE_AWAY_S",
+    "GATEWAY_KILLS",
+)
 """Variables of the gateway's that choose what is tested."""
 OF_OTHERS: Final = ("GATEWAY_", "LISTEN_", "NOTIFY_", "WATCHDOG_", "OPENAI_", "ANTHROPIC_", "OTEL_", "XDG_")
 """Prefixes of variables that a gateway, a client or a command of a test would read."""
