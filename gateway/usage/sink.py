@@ -39,7 +39,7 @@ from gateway.usage import completeness
 from gateway.usage.database import UsageDatabase, month_before
 from gateway.usage.gateways import KnownGateway, Membership, away_of, gateways_of, now_ms, remove_consumer
 from gateway.usage.home import Writer, home_of, writer_of
-from gateway.usage.log import UsageLog
+from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
 from gateway.usage.stream import DROPPED, GROUP, OPEN, id_of, short, write_lines
 
@@ -67,36 +67,26 @@ DROPS_AFTER_S: Final = 3600.0
 DROPS_EVERY_S: Final = 86_400
 """One month is dropped in this time, so that a clock that is wrong for long does not take all."""
 
-_READ: Final = Script(
-    "read_share",
+_TAKEN: Final = Script(
+    "taken",
     """
-local which, group, consumer, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-if which == "claimed" then
-  return redis.call("XAUTOCLAIM", KEYS[1], group, consumer, ARGV[5], "0-0", "COUNT", count)[2]
+if ARGV[1] == "claimed" then
+  return redis.call("XAUTOCLAIM", KEYS[1], ARGV[2], ARGV[3], ARGV[5], "0-0", "COUNT", ARGV[4])[2]
 end
-if which == "own" then redis.pcall("XGROUP", "CREATE", KEYS[1], group, "0", "MKSTREAM") end
-local after = which == "own" and "0" or ">"
-local reply = redis.call("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", KEYS[1], after)
+redis.pcall("XGROUP", "CREATE", KEYS[1], ARGV[2], "0", "MKSTREAM")
+local reply = redis.call("XREADGROUP", "GROUP", ARGV[2], ARGV[3], "COUNT", ARGV[4], "STREAMS", KEYS[1], "0")
 return reply and reply[1][2] or {}
 """,
 )
-"""Return entries: those that the consumer has already, those that others have had for too long, or new ones."""
-_DONE: Final = Script(
-    "written",
-    """
-redis.call("XACK", KEYS[1], ARGV[1], unpack(ARGV, 2))
-return redis.call("XDEL", KEYS[1], unpack(ARGV, 2))
-""",
-)
-"""Remove entries that are written."""
+"""Return entries that were given to the consumer before, or to others for too long. Some may have been removed since."""
 
 AT_ONCE: Final = 2000
 LOOKED_UP: Final = 200
 """Requests without an end whose account is looked up, among all accounts, in one round."""
 
 Result = TypeVar("Result")
-Entry = tuple[bytes, list[bytes] | None]
-"""The id of an entry, and its field and value; None of one that was removed meanwhile."""
+Entry = tuple[bytes, bytes | None]
+"""The id of an entry, and its line; None of one that was removed meanwhile."""
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -236,7 +226,7 @@ class Sink:
         """Write this sink's share of the entries; return whether more is waiting."""
         began = time.time()
         found = await self.reader.read()
-        await self._write(fields[1] for entries in found.values() for _, fields in entries if fields)
+        await self._write(line for entries in found.values() for _, line in entries if line is not None)
         for stream, entries in found.items():
             await self.reader.done(stream, entries)
         if self.reader.more:
@@ -345,24 +335,29 @@ class GroupReader:
     async def done(self, stream: str, entries: Sequence[Entry]) -> None:
         """Remove entries, whose records are in the home. Raises `StoreAway`."""
         for start in range(0, len(entries), BATCH):
-            await self._client.run(_DONE, [stream], [GROUP, *(entry[0] for entry in entries[start : start + BATCH])])
+            ids = [id for id, _ in entries[start : start + BATCH]]  # noqa: A001 - the store's name
+            await self._client.call("XDEL", stream, *ids)  # one that is removed and not acknowledged is read as None
+            await self._client.call("XACK", stream, GROUP, *ids)
 
     async def _read(self, stream: str, claims: bool) -> list[Entry]:
         if stream not in self._begun:
-            found = await self._page(stream, "own")
+            found = await self._taken(stream, "own")
             if found:
                 return found
             self._begun.add(stream)
-        found = await self._page(stream, "claimed") if claims else []
+        found = await self._taken(stream, "claimed") if claims else []
         for _ in range(PAGES if len(self._streams) == 1 else 1):
-            page = await self._page(stream, "new")
+            terms = ("GROUP", GROUP, self._installation, "COUNT", BATCH, "STREAMS", stream, ">")
+            reply = await self._client.call("XREADGROUP", *terms)
+            page = [(id, fields[FIELD]) for pages in reply.values() for id, fields in pages[0]] if reply else []  # noqa: A001
             found += page
             if len(page) < BATCH:
                 break
         return found
 
-    async def _page(self, stream: str, which: str) -> list[Entry]:
-        return list(await self._client.run(_READ, [stream], [which, GROUP, self._installation, BATCH, CLAIM_MS]))
+    async def _taken(self, stream: str, which: str) -> list[Entry]:
+        reply = await self._client.run(_TAKEN, [stream], [which, GROUP, self._installation, BATCH, CLAIM_MS])
+        return [(id, fields[1] if fields else None) for id, fields in reply]  # noqa: A001
 
 
 async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:

@@ -104,7 +104,7 @@ async def test_the_next_sink_writes_again_what_a_killed_sink_had_written_without
     ended = await served(usage, 5)
     killed = sink_of(usage)
     (entries,) = (await killed.reader.read()).values()
-    killed.database.write(killed._records(fields[1] for _, fields in entries if fields))
+    killed.database.write(killed._records(line for _, line in entries if line))
     await drain(sink_of(usage))
     assert list(queries.select(usage.home)) == ended
     assert rolled_up(usage.home) == summed(usage.home)
@@ -199,7 +199,7 @@ async def test_a_request_that_never_ended_is_closed_once_the_stream_is_empty(
 ) -> None:
     monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
     now = round(time.time() * 1000)
-    crashed, late, young = (arrival(id_at(now - ago_ms), usage.gateway) for ago_ms in (61_000, 61_000, 59_000))
+    crashed, late, young = (arrival(id_at(now - ago_ms), usage.gateway) for ago_ms in (61_000, 61_000, 1_000))
     await asyncio.gather(*(usage.submit_arrival(record) for record in (crashed, late, young)))
     await usage.end(end(late))
     await drain(sink_of(usage, crashed_after_s=60))
