@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "plugins": "List the installed plugins: what each does, needs and provides, and its settings.",
     "plugin": "Write and test plugins: new, check.",
     "channels": "Show the condition of the channels, and disable or enable them for all gateways that share a store.",
+    "models": "Print the models that an upstream serves, as YAML for the file: import.",
     "prices": "Compare the configured prices with a public catalogue: import.",
     "account": "Manage accounts: create, credit, limit, suspend, close.",
     "token": "Manage tokens: create, list, set, rotate, disable, enable, delete.",

@@ -6,20 +6,25 @@
 from __future__ import annotations
 
 import time
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
+from gateway.base.errors import GatewayError
 from gateway.chat import upstream_errors
 from gateway.chat.dialect import ChatRequest, Dialect
 from gateway.config.channel import Channel
+from gateway.config.schema import NAME
 from gateway.operations.chat_completions import SAMPLE_TOKENS
 from gateway.operations.operation import SERVED, Operation
 from gateway.operations.wire_format import WireFormat
 from gateway.proxy.failure import of_answer, scrubbed
 from gateway.proxy.pool import address_of, headers_and_query
 
+MAX_LIST: Final = 4 * 1024 * 1024
+"""Bytes of a list of models, at most."""
 MAX_BYTES: Final = 64 * 1024
 """Of an answer, how much is read."""
 
@@ -78,6 +83,56 @@ async def try_channel(call: ChannelCall) -> Verdict:
         good, text = False, f"it cannot be reached: {error}" if status is None else "it broke off its answer"
     took_ms = round((time.monotonic() - began) * 1000)
     return Verdict(good, status, took_ms, shown(scrubbed(text, channel.scrubbed)))
+
+
+class UpstreamModel(msgspec.Struct, frozen=True):
+    """A model that an upstream serves, by its name there. `context_length`: None where the upstream does not say it."""
+
+    name: str
+    context_length: int | None = None
+
+
+async def list_models(channel: Channel) -> list[UpstreamModel]:
+    """Ask a channel's upstream which models it serves, which costs nothing. Raises `GatewayError` with what it says instead."""
+    headers, query = headers_and_query(channel, None, SERVED[Operation.CHAT], (*channel.credentials, "")[0])
+    timeout = ClientTimeout(connect=channel.timers.connect, total=channel.timers.connect + channel.timers.first_byte)
+    try:
+        async with (
+            ClientSession(timeout=timeout) as session,
+            session.get(
+                f"{channel.base_url.rstrip('/')}/models",
+                params=query,
+                headers=headers,
+                proxy=channel.proxy or None,
+                ssl=channel.trust.context if channel.trust else True,
+                allow_redirects=False,
+            ) as response,
+        ):
+            body = await response.content.read(MAX_LIST)
+            status = response.status
+    except TimeoutError:
+        raise GatewayError("the upstream did not answer in time, see `timers`") from None
+    except (ClientError, OSError, ValueError) as error:
+        raise GatewayError(f"the upstream cannot be reached: {shown(scrubbed(str(error), channel.scrubbed))}") from None
+    found = list(_models_in(upstream_errors.decode(body))) if status == 200 else []
+    if not found:
+        said = upstream_errors.details(upstream_errors.decode(body)).get("message", "no list of models")
+        raise GatewayError(f"the upstream answered with {status}: {shown(scrubbed(said, channel.scrubbed))}")
+    return found
+
+
+def _models_in(value: Any) -> Iterator[UpstreamModel]:
+    """Yield the models of a list, in the fields of OpenAI, vLLM, OpenRouter, Groq and llama.cpp."""
+    data = value.get("data") if isinstance(value, dict) else None
+    for each in data if isinstance(data, list) else ():
+        if not (isinstance(each, dict) and isinstance(each.get("id"), str) and NAME.fullmatch(each["id"])):
+            continue
+        meta = each.get("meta")
+        lengths = [each.get(name) for name in ("max_model_len", "context_length", "context_window")]
+        lengths += [meta.get(name) for name in ("n_ctx", "n_ctx_train")] if isinstance(meta, dict) else []
+        yield UpstreamModel(
+            each["id"], next((length for length in lengths if type(length) is int and length > 0), None)
+        )
 
 
 def _body(call: ChannelCall) -> bytes:
