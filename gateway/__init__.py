@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.chat.request import Body
     from gateway.chat.usage import Usage
     from gateway.domain.budgets import Budget, BudgetUse, Calendar, budget_in
-    from gateway.domain.catalogue import Catalogue, matches
+    from gateway.domain.catalogue import Catalogue, RoutingOptions, matches
     from gateway.domain.exchange import Attempt, Exchange, Outcome, Request
     from gateway.domain.facts import (
         AccountLimits,
@@ -87,6 +87,7 @@ __all__ = [
     "Reply",
     "Request",
     "Route",
+    "RoutingOptions",
     "Script",
     "Services",
     "Settled",
@@ -127,7 +128,7 @@ _PLACES = {
     "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
     "gateway.domain.budgets": "Budget BudgetUse Calendar budget_in",
-    "gateway.domain.catalogue": "Catalogue matches",
+    "gateway.domain.catalogue": "Catalogue RoutingOptions matches",
     "gateway.domain.exchange": "Attempt Exchange Outcome Request",
     "gateway.operations.operation": "Operation",
     "gateway.domain.facts": "AccountLimits AskedFor Budgets Caller Candidate CircuitBreaker FallbackModel Route Trace",

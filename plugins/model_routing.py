@@ -23,6 +23,7 @@ from gateway import (
     Plugin,
     Refused,
     Route,
+    RoutingOptions,
     Services,
     drawn,
     model_not_found,
@@ -30,6 +31,10 @@ from gateway import (
 
 FALLS_BACK = (Operation.CHAT, Operation.COMPLETIONS, Operation.MESSAGES, Operation.RESPONSES)
 """The operations of which another model gives an answer of the same kind: not the vectors of another one."""
+Draw = Callable[[Candidate], float]
+Order = Callable[[Sequence[tuple[Candidate, int]], Draw], list[Candidate]]
+EXPLORES = 0.1
+"""The part of the requests that go to any channel of a model with `order: latency`, so that each is known."""
 PROMPT = ("tools", "system", "instructions", "messages", "input", "prompt")
 """The fields of a prompt, in the order in which upstreams read them."""
 
@@ -50,6 +55,7 @@ class ModelRouting(Plugin):
         self.catalogue = services.catalogue
         self.options = services.catalogue.routing
         self.health = ChannelBreaker(services.store.channels, services.catalogue.channels)
+        self.health.follows_latency = any(options.by_latency for options in self.options.values())
         await self.health.start()
 
     async def stop(self) -> None:
@@ -68,7 +74,7 @@ class ModelRouting(Plugin):
             raise self._refusal(caller, model)
         session = ""
         fallbacks: tuple[FallbackModel, ...] = ()
-        draw: Callable[[Candidate], float] = _by_chance
+        draw: Draw = _by_chance
         if (options := self.options.get(model)) is not None:
             session = session_of(options.affinity, exchange, body, caller.account)
             draw = BySession(session) if session else draw
@@ -76,12 +82,31 @@ class ModelRouting(Plugin):
         tiers = self.catalogue.tiers(model, caller.group, operation)
         if not tiers:
             raise self._elsewhere(caller, model)
-        candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
+        order = self._by_load if options is None else self._ordering(options)
+        candidates = tuple(candidate for tier in tiers for candidate in order(tier, draw))
         exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account), session, fallbacks)
 
-    def _fallbacks(
-        self, names: Sequence[str], exchange: Exchange, body: Body, draw: Callable[[Candidate], float]
-    ) -> tuple[FallbackModel, ...]:
+    def _ordering(self, options: RoutingOptions | None) -> Order:
+        """Return how the candidates of one priority are ordered."""
+        if options is not None and options.by_latency:
+            return self._by_latency
+        return shuffled if options is not None and options.affinity else self._by_load
+
+    def _by_load(self, tier: Sequence[tuple[Candidate, int]], draw: Draw) -> list[Candidate]:
+        """Return the candidates in random order, weighted; with equal weights the ones with fewer calls in flight first."""
+        order = shuffled(tier, draw)
+        if len(order) > 1 and all(weight == tier[0][1] for _, weight in tier):
+            order.sort(key=self.health.in_flight)
+        return order
+
+    def _by_latency(self, tier: Sequence[tuple[Candidate, int]], draw: Draw) -> list[Candidate]:
+        """Return first those of which nothing is known, then those that begin their answers soonest; every tenth time by chance."""
+        order = shuffled(tier, _by_chance)
+        if random.random() >= EXPLORES:  # noqa: S311 - for spreading load, not for security
+            order.sort(key=lambda candidate: self.health.latency_ms.get(candidate.name, -1))
+        return order
+
+    def _fallbacks(self, names: Sequence[str], exchange: Exchange, body: Body, draw: Draw) -> tuple[FallbackModel, ...]:
         """Return the models to which the request may fall back: open to the caller, and able to do what it asks for."""
         caller, operation = exchange[Caller], exchange.request.operation
         if operation not in FALLS_BACK:
@@ -90,7 +115,8 @@ class ModelRouting(Plugin):
         for name in names:
             tiers = self.catalogue.tiers(name, caller.group, operation) if self.catalogue.allows(caller, name) else ()
             if tiers and self.catalogue.can_serve(name, body):
-                candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
+                order = self._ordering(self.options.get(name))
+                candidates = tuple(candidate for tier in tiers for candidate in order(tier, draw))
                 found.append(FallbackModel(name, candidates, self.catalogue.is_longer(name, body.model)))
         return tuple(found)
 
@@ -129,7 +155,7 @@ class ModelRouting(Plugin):
         return f"{text}; not open to the group: channel {', '.join(closed)}" if closed else text
 
 
-def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Callable[[Candidate], float]) -> list[Candidate]:
+def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Draw) -> list[Candidate]:
     """Return the candidates in random order, weighted: a draw without replacement (Efraimidis and Spirakis, 2006).
 
     `draw` returns a number from 0 to 1, uniformly distributed.

@@ -335,8 +335,8 @@ class Model(Section, frozen=True):
     an upstream keeps and of which it told no tokens; None where it is not known.
     `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
     `affinity`: by what a conversation is known that stays with a channel and its credential; None: `AFFINITY` where cached tokens
-    have a price. `fallback`: models that serve where no channel of this one is left. `cannot`: what the model cannot do, so that no
-    request that asks for it falls back to it.
+    have a price. `order`: of the channels of one priority. `fallback`: models that serve where no channel of this one is left.
+    `cannot`: what the model cannot do, so that no request that asks for it falls back to it.
     """
 
     channels: list[str | Serving]
@@ -356,6 +356,7 @@ class Model(Section, frozen=True):
     affinity: tuple[str, ...] | None = None
     fallback: tuple[str, ...] = ()
     cannot: tuple[Literal["tools", "pictures"], ...] = ()
+    order: Literal["weight", "latency"] = "weight"
 
     def __post_init__(self) -> None:
         for key in self.affinity or ():

@@ -31,11 +31,12 @@ Barrier = Literal["configuration", "group", "account", "token"]
 
 class RoutingOptions(msgspec.Struct, frozen=True):
     """How requests for a model are routed beside weights and priorities: by what a conversation is known, and to which models a
-    request falls back.
+    request falls back. `by_latency`: the channels of one priority are ordered by how soon they begin their answers.
     """
 
     affinity: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
+    by_latency: bool = False
 
 
 class Catalogue:
@@ -191,8 +192,8 @@ class Catalogue:
         one = len(channels) == 1 and all(len(channel.credentials) < 2 for channel in channels.values())
         told = any(channel.session_header for channel in channels.values())
         affinity = (AFFINITY if model.cached_input is not None else ()) if model.affinity is None else model.affinity
-        options = RoutingOptions(() if one and not told else affinity, model.fallback)
-        return options if options.affinity or options.fallback else None
+        options = RoutingOptions(() if one and not told else affinity, model.fallback, model.order == "latency")
+        return None if options == RoutingOptions() else options
 
     def _added_tokens(self, model: Model) -> int:
         """Return the most tokens that the fields of one of the model's channels can add to a prompt."""

@@ -47,6 +47,7 @@ from gateway.store.channels import (
 NO_CREDENTIAL: Final = "no credential: each is spent or switched off"
 
 SYNC_INTERVAL_S: Final = 0.5
+LATENCY_INTERVAL_S: Final = 2.0
 BATCH_S: Final = 0.005
 """How long an urgent report waits for others, to be sent with them."""
 
@@ -71,6 +72,15 @@ class ChannelBreaker:
         self._synced: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self.follows_latency = False
+        """Whether `latency_ms` is kept up to date, which is read from the store every few seconds."""
+        self.latency_ms: dict[str, int] = {}
+        """Within which time 90 % of the last answers of a channel began, by all gateways; of a channel without answers nothing."""
+        self._latency_read = 0.0
+
+    def in_flight(self, candidate: Candidate) -> int:
+        """Return how many calls of a channel this worker has in progress."""
+        return self._channels[candidate.name].report.in_flight
 
     async def start(self) -> None:
         """Read the channels' status, if the store answers, and begin to synchronize in the background."""
@@ -230,6 +240,10 @@ class ChannelBreaker:
             local.status_at = now
             local.failing.intersection_update(local.report.accounts)
         self._store.on_status(statuses)
+        if self.follows_latency and now - self._latency_read > LATENCY_INTERVAL_S:
+            self._latency_read = now
+            shown = {each.channel: each.figures.first_event_p90_ms for each in await self._store.show(list(statuses))}
+            self.latency_ms = {name: p90_ms for name, p90_ms in shown.items() if p90_ms is not None}
 
     def _with_credentials(self, name: str, status: ChannelStatus) -> ChannelStatus:
         """Return the status of a channel with that of its credentials: without one that is switched on it is closed."""

@@ -89,6 +89,7 @@ def test_scripts_get_an_object_for_each() -> None:
         "rate_limited": 0,
         "success": None,
         "first_event_p95_ms": None,
+        "first_event_p90_ms": None,
     }
 
 

@@ -83,7 +83,7 @@ WRONG = {
     "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, context_length, fallback, file_tokens, "
     "free, image_tokens, input, "
     "max_output_tokens, "
-    "output, request, service_tiers, tiers",
+    "order, output, request, service_tiers, tiers",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
     "unknown setting; known here: cost, model, priority, use, weight",
     "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: budgets, channels, enabled, limits, models, ratio",
@@ -104,7 +104,7 @@ WRONG = {
     "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, context_length, fallback, file_tokens, "
     "free, image_tokens, input, "
     "max_output_tokens, "
-    "output, request, service_tiers, tiers",
+    "order, output, request, service_tiers, tiers",
     # Sections that are there and empty
     "port:": f"1: port: {NO_MAPPING}",
     "channels:": "1: channels: must be a mapping of names to settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gateway import Caller, Candidate, Refused, Route
 from gateway.chat.request import BodyRules, check
 from gateway.config.channel import Channel
 from gateway.config.schema import AFFINITY, Config, Group, Model, Serving
+from gateway.store.channels import FIRST_EVENT_MS, ChannelReport
 from gateway.store.client.client import Client
 from gateway.testing import MINIMAL_BODY, PATIENT, exchange, services, started
 from plugins.model_routing import ModelRouting, session_of, shuffled
@@ -152,4 +154,45 @@ async def test_only_chat_completions_are_routed(store_url: str, client: Client, 
         request = exchange(method="GET", path="/v1/models")
         await plugin.on_request(request)
         assert Route not in request
+        await plugin.stop()
+
+
+def with_options(**options: object) -> Config:
+    model = Model([Serving(name) for name in "abcd"], free=True)
+    return msgspec.structs.replace(SETTINGS, models={"m": msgspec.structs.replace(model, **options)})
+
+
+async def test_with_equal_weights_channels_with_fewer_calls_in_flight_come_first(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with services(tmp_path, store_url, with_options()) as given:
+        plugin = await started(ModelRouting(), given)
+        firsts = {(await routed(plugin))[0] for _ in range(100)}
+        assert firsts == set("abcd"), "by chance, as long as none is busy"
+        request = exchange({"model": "m"})
+        request[Caller] = Caller("acc", "acc-1", "default")
+        await plugin.on_request(request)
+        route = request[Route]
+        busy = {(await route.breaker.admit(route.candidates[index:], "r")).name for index in (0, 1)}
+        for _ in range(50):
+            assert set((await routed(plugin))[2:]) == busy
+        await plugin.stop()
+
+
+async def test_by_latency_the_unknown_come_first_then_the_quickest_and_a_tenth_explores(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    def answers(wait_ms: int) -> ChannelReport:
+        report = ChannelReport(ok=20)
+        report.first[bisect_left(FIRST_EVENT_MS, wait_ms)] = 20
+        return report
+
+    async with services(tmp_path, store_url, with_options(order="latency")) as given:
+        reports = {"a": answers(900), "b": answers(100), "c": answers(5000)}
+        await given.store.channels.sync("another gateway", reports)
+        plugin = await started(ModelRouting(), given)
+        orders = Counter([tuple(await routed(plugin)) for _ in range(1000)])
+        quickest = orders[("d", "b", "a", "c")]
+        assert 850 < quickest < 950
+        assert len(orders) > 15
         await plugin.stop()

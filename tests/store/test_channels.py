@@ -300,7 +300,9 @@ async def test_a_snapshot_counts_all_workers(client: Client, channels: Channels,
     )
     a, b = await channels.show(["a", "b"])
     assert (a.channel, a.condition, a.in_flight) == ("a", Condition.HEALTHY, 7)
-    assert a.figures == ChannelFigures(5, 2, 1, 0.6, 940), "one of the two failures was of an answer that had begun"
+    assert a.figures == ChannelFigures(5, 2, 1, 0.6, 940, 880), (
+        "one of the two failures was of an answer that had begun"
+    )
     assert a.last_error == "upstream_timeout"
     assert a.last_error_at_ms is not None
     assert (b.condition, b.in_flight, b.figures, b.last_error) == (Condition.HEALTHY, 0, ChannelFigures(), "")
