@@ -43,6 +43,7 @@ CORE_ALONE = {
     "on_stop",
     "settle_pending",
     "stopped",
+    "serve_by",
 }
 """Of an exchange, what plugins have no use for."""
 
