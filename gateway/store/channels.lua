@@ -10,9 +10,9 @@
 -- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry, or
 -- for how long the admitting channel cools; where it is none, for each channel why, when to retry, and its last error.
 -- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 starting, 3 disabled), the rest of its cool-down,
--- whether that is firm, a list with digest, rest of the cool-down, and whether that is firm, for each account that fails; its
--- last error, unless it works for all; and a list with fingerprint and for how long it is not used (-1: until it is switched
--- on), for each credential that is set aside.
+-- whether that is firm, a list with digest, rest of the cool-down, whether that is firm, and how often it has cooled since a
+-- success, for each account that fails; its last error, unless it works for all; and a list with fingerprint and for how long
+-- it is not used (-1: until it is switched on), for each credential that is set aside.
 --
 -- The state has of a credential that an upstream refused 'key:' and its fingerprint: until when it is set aside, since when, and
 -- why, which begins with 'spent: ' where it rests until an operator says otherwise; and of one that an operator switched off 'off:'
@@ -206,7 +206,7 @@ local function count_accounts(key, reports)
     second = math.max(second, math.min(asked, account.asked))
     asked = math.max(asked, account.asked)
     if account.run > 0 then
-      told[#told + 1] = { digest, math.max(0, account['until'] - now), account.firm }
+      told[#told + 1] = { digest, math.max(0, account['until'] - now), account.firm, account.streak }
     end
   end
   return { weighed(failures), weighed(here), second - now, told, accounts }

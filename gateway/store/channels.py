@@ -164,7 +164,10 @@ class Channels:
                 _CONDITIONS[condition],
                 int(cool_ms),
                 bool(firm),
-                {digest.decode(): AccountCoolDown(int(ms), bool(its)) for digest, ms, its in accounts},
+                {
+                    each.decode(): AccountCoolDown(int(ms), bool(its), int(streak) > 0)
+                    for each, ms, its, streak in accounts
+                },
                 error.decode(),
             )
             for name, (condition, cool_ms, firm, accounts, error, _) in zip(reports, raw, strict=True)
@@ -327,10 +330,11 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class AccountCoolDown(msgspec.Struct, frozen=True):
-    """The rest of an account's cool-down at a channel in ms, and whether it is firm."""
+    """The rest of an account's cool-down at a channel in ms, whether it is firm, and whether none of its calls succeeded since."""
 
     cool_ms: int = 0
     firm: bool = False
+    failing: bool = False
 
 
 class ChannelStatus(msgspec.Struct, frozen=True):
@@ -352,7 +356,7 @@ class ChannelStatus(msgspec.Struct, frozen=True):
         """Its condition for people and metrics."""
         if self.refused and self.condition not in CLOSED:
             return Condition.NO_CREDENTIAL
-        if self.condition is Condition.HEALTHY and any(account.cool_ms for account in self.accounts.values()):
+        if self.condition is Condition.HEALTHY and any(account.failing for account in self.accounts.values()):
             return Condition.FAILING
         return self.condition
 
@@ -383,7 +387,7 @@ class ChannelFigures(msgspec.Struct, frozen=True):
 class ChannelSnapshot(msgspec.Struct, frozen=True):
     """A channel as `gateway channels` shows it.
 
-    `failing_accounts`: how many accounts cool down there by themselves, while the channel serves others. `until_ms`: the end of its
+    `failing_accounts`: how many accounts have cooled down there by themselves, and had no success since. `until_ms`: the end of its
     cool-down in ms since 1970, of one that is over, too. `firm`: it is not called while it cools, even
     where no other channel can serve. `credentials`: those that are set aside, by their fingerprints. `disabling`: None where the
     channel is not disabled.
@@ -423,7 +427,7 @@ def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[byt
     """Return a channel from what the store has of it: its state, and its accounts whose calls fail."""
     state = {name.decode(): value.decode() for name, value in raw.items()}
     until = int(state.get("until", 0))
-    failing = sum(msgspec.json.decode(account)["until"] > now_ms for account in accounts)
+    failing = sum(msgspec.json.decode(account)["streak"] > 0 for account in accounts)
     condition = Condition.FAILING if failing else Condition.HEALTHY
     if int(state.get("starting", 0)) > now_ms:
         condition = Condition.STARTING

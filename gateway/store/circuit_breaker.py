@@ -500,7 +500,7 @@ def _known(channel: LocalChannel, account: str) -> str:
     if for_all_s > 0:
         return _cools(for_all_s, status.error)
     own_s = status.accounts.get(account, AccountCoolDown()).cool_ms / 1000 - passed_s
-    return f"{_cools(max(0.0, own_s), status.error)} for this account, whose requests fail there"
+    return f"failing for this account, {_cools(max(0.0, own_s), status.error)}"
 
 
 def _cools(seconds: float, error: str) -> str:

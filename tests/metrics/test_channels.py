@@ -107,8 +107,8 @@ def test_codes_and_channels_that_upstreams_or_reloads_bring_make_no_series() -> 
     [
         (ChannelStatus(Condition.HEALTHY, 0), "healthy"),
         (ChannelStatus(Condition.COOLING, 900), "cooling"),
-        (ChannelStatus(Condition.HEALTHY, 0, accounts={"one": AccountCoolDown(900)}), "failing"),
-        (ChannelStatus(Condition.HEALTHY, 0, accounts={"one": AccountCoolDown(0)}), "healthy"),
+        (ChannelStatus(Condition.HEALTHY, 0, accounts={"one": AccountCoolDown(0, failing=True)}), "failing"),
+        (ChannelStatus(Condition.HEALTHY, 0, accounts={"one": AccountCoolDown(900)}), "healthy"),
         (ChannelStatus(Condition.COOLING, 0, firm=True), "cooling"),
         (ChannelStatus(Condition.STARTING, 0), "starting"),
         (ChannelStatus(Condition.NO_CREDENTIAL, 0), "no credential"),

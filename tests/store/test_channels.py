@@ -335,8 +335,12 @@ async def test_an_account_whose_calls_fail_cools_by_itself(channels: Channels, l
     assert await failed_for(channels, "one", "one") is Condition.HEALTHY
     assert await accounts(channels) == {"one": AccountCoolDown(0, firm=False)}
     assert await failed_for(channels, *["one"] * 50) is Condition.HEALTHY
-    assert await accounts(channels) == {"one": AccountCoolDown(60, firm=True)}
+    assert await accounts(channels) == {"one": AccountCoolDown(60, firm=True, failing=True)}
     assert (await channels.show(["a"]))[0].failing_accounts == 1
+    await later(60)
+    (shown,) = await channels.show(["a"])
+    assert (shown.failing_accounts, shown.in_words) == (1, "failing for 1 account"), "until one of its calls succeeds"
+    assert await accounts(channels) == {"one": AccountCoolDown(0, firm=True, failing=True)}
     assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
     for longer in (120, 200, 200):
         await later(200)
@@ -344,6 +348,7 @@ async def test_an_account_whose_calls_fail_cools_by_itself(channels: Channels, l
         assert (await accounts(channels))["one"].cool_ms == longer
     await reported(channels, accounts={"one": AccountReport(ok=True)})
     assert await accounts(channels) == {}
+    assert (await channels.show(["a"]))[0].in_words == "healthy"
     assert await failed_for(channels, "one", "one") is Condition.HEALTHY
     assert (await accounts(channels))["one"].cool_ms == 0
 
@@ -371,7 +376,10 @@ async def test_one_report_of_nothing_but_failures_of_several_accounts_is_enough(
 async def test_the_channel_waits_only_as_long_as_two_accounts_were_asked_to(channels: Channels, later: Pass) -> None:
     assert await failed_for(channels, "one", "one", cool_ms=180) is Condition.HEALTHY
     status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
-    assert (status.condition, status.accounts["one"]) == (Condition.HEALTHY, AccountCoolDown(180, firm=False))
+    assert (status.condition, status.accounts["one"]) == (
+        Condition.HEALTHY,
+        AccountCoolDown(180, firm=False, failing=True),
+    )
     assert await failed_for(channels, "two", cool_ms=100) is Condition.COOLING
     status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
     assert (status.cool_ms, status.firm) == (100, False)

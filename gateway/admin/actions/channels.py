@@ -49,7 +49,7 @@ class ChannelNow(msgspec.Struct, frozen=True):
     """A channel as all gateways of the store see it.
 
     `in_words`: its condition, with for how many accounts or until when. `cool_ms`: the rest of its cool-down, and `until` its end.
-    `figures`: its calls of the last minutes. `failing_accounts`: how many accounts cool down there by themselves. `firm`: it is not
+    `figures`: its calls of the last minutes. `failing_accounts`: how many accounts fail there by themselves. `firm`: it is not
     called while it cools, even where no other channel can serve. `disabling`: who disabled it, when and why. `request`: what the
     file adds to its requests or leaves out, without values.
     """

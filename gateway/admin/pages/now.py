@@ -221,7 +221,7 @@ class LiveStats:
 
     async def _run(self) -> None:
         """Read the log while somebody follows."""
-        self._minute, self._number = Minute(), 0
+        self._minute, self._number, self._channels = Minute(), 0, []
         self._newest.clear()
         try:
             tail = await asyncio.to_thread(queries.Tail, self._home)
