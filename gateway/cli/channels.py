@@ -1,7 +1,8 @@
-"""`gateway channels`: the condition of the channels and their credentials, as all machines share it, and a switch for each."""
+"""`gateway channels`: the condition of channels and credentials on all machines, and switches; and `gateway models import`."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.base.ids import utc
+from gateway.base.text import shown_in_line
 from gateway.cli.client import ApiOption, At, command, print_lines, run
-from gateway.cli.common import ConfigOption, JsonOption, print_json, print_table, printable
+from gateway.cli.common import ConfigOption, JsonOption, found, print_json, print_table, printable
 from gateway.store.channels import CredentialState
 
 if TYPE_CHECKING:
     from gateway.admin.actions.channels import ChannelNow
+    from gateway.tools.channel_test import UpstreamModel
 
 
 channels = typer.Typer()
@@ -187,6 +190,49 @@ async def test(
         raise typer.Exit(1)
 
 
+models = typer.Typer(
+    no_args_is_help=True, help="Print the models that an upstream serves, as YAML for the file: import."
+)
+
+
+@models.command("import")
+def import_(
+    name: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel's name in the configuration.")],
+    free: Annotated[
+        bool, typer.Option("--free", help="Serve them for nothing, as those of a server of your own.")
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Print the models that a channel's upstream serves and that the file does not have yet, as YAML to put into it.
+
+    The upstream is asked for its list, which costs nothing; no file is changed. Prices are left to be filled in: until then the
+    file is refused, so that no model is served for nothing by mistake.
+
+    Example: `gateway models import local --free >> gateway.yaml`
+    """
+    import asyncio
+
+    from gateway.admin.actions.channels import known
+    from gateway.config.schema import load
+    from gateway.tools.channel_test import list_models
+
+    settings = load(found(config)).config
+    served = asyncio.run(list_models(known(settings, name)))
+    there = {each.model or model for model, one in settings.models.items() for each in one.servings if each.use == name}
+    typer.echo(f"# Served by {shown_in_line(name)}, to be put under `models:`")
+    for each in served:
+        if each.name not in there:
+            typer.echo(_as_yaml(each, name, free=free))
+
+
+def _as_yaml(model: UpstreamModel, channel: str, *, free: bool) -> str:
+    """Return a model as the file has it. What JSON writes in quotes, YAML reads alike."""
+    price = "free: true" if free else "input: PRICE, output: PRICE"
+    window = f", context_length: {model.context_length}" if model.context_length else ""
+    return f"  {json.dumps(model.name)}: {{{price}{window}, channels: [{json.dumps(channel)}]}}"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.add_typer(channels, name="channels")
+    app.add_typer(models, name="models")

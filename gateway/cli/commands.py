@@ -44,6 +44,7 @@ COMMANDS: Final = {
 }
 """What each does, in the order in which `--help` lists them. Its own help begins so."""
 FILES: Final = {
+    "channels": ("channels", "models"),
     "access": ("admin", "management-tokens", "audit"),
     "configuration": ("check", "diff", "explain"),
     "maintenance": ("alerts", "gateways", "pepper", "verify"),

@@ -185,6 +185,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
     set_: Mapping[str, Any] = {}
     drop: tuple[str, ...] = ()
     session_header: str = ""
+    probe: Seconds | None = None
 
     def __post_init__(self) -> None:
         if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base_url(self.base_url)):

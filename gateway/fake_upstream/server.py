@@ -100,6 +100,7 @@ class FakeUpstream:
         """Return a new application that answers as this upstream, to be run by a server of the caller's."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._receive])
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
         app.router.add_post("/v1/chat/completions", partial(self._complete, Completion, ChatBody))
         app.router.add_post("/v1/messages", partial(self._complete, MessageCompletion, ChatBody))
         app.router.add_post("/v1/messages/count_tokens", partial(self._count, ChatBody, "message_tokens"))
@@ -163,6 +164,9 @@ class FakeUpstream:
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake-upstream"}
         return web.json_response({"object": "list", "data": [model]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"}, status=503 if self.mode == "loading" else 200)
 
     async def _complete(self, kind: type[Completion], body: type[ChatBody], request: web.Request) -> web.StreamResponse:
         try:

@@ -47,6 +47,8 @@ from gateway.store.channels import (
 NO_CREDENTIAL: Final = "no credential: each is spent or switched off"
 
 SYNC_INTERVAL_S: Final = 0.5
+PROBES_LOOK_S: Final = 1.0
+"""How often it is looked whether a channel is to be probed."""
 LATENCY_INTERVAL_S: Final = 2.0
 BATCH_S: Final = 0.005
 """How long an urgent report waits for others, to be sent with them."""
@@ -72,6 +74,8 @@ class ChannelBreaker:
         self._synced: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._configured = channels
+        self._probing: asyncio.Task[None] | None = None
         self.follows_latency = False
         """Whether `latency_ms` is kept up to date, which is read from the store every few seconds."""
         self.latency_ms: dict[str, int] = {}
@@ -89,10 +93,15 @@ class ChannelBreaker:
         loop = asyncio.get_running_loop()
         self._synced = loop.create_future()
         self._task = loop.create_task(self._run())
+        if any(channel.probe is not None for channel in self._configured.values()):
+            self._probing = loop.create_task(self._probe_forever())
 
     async def stop(self) -> None:
         """Send the last reports, if the store answers."""
         self._stopping = True
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
         self._changed.set()
         if self._task is not None:
             await self._task
@@ -281,6 +290,35 @@ class ChannelBreaker:
                 synced.set_result(None)
             await asyncio.sleep(pause_s)
 
+    async def _probe_forever(self) -> None:
+        """Probe the channels that have a `probe`, each at most so often, where a call is to show whether they work again."""
+        probed = {name: channel for name, channel in self._configured.items() if channel.probe is not None}
+        due = dict.fromkeys(probed, 0.0)
+        while True:
+            await asyncio.sleep(PROBES_LOOK_S)
+            for name, channel in probed.items():
+                local = self._channels[name]
+                cooled = local.status.condition is Condition.COOLING and local.wait_s("")[0] == 0
+                if cooled and time.monotonic() >= due[name]:
+                    due[name] = time.monotonic() + (channel.probe or 0.0)
+                    with suppress(GatewayError):
+                        await self._probe(Candidate(name, channel, ""))
+
+    async def _probe(self, candidate: Candidate) -> None:
+        """Ask an upstream for nothing that costs, if it is this worker that the store lets probe it."""
+        from gateway.store.probes import answers  # with an HTTP client, which few workers need here
+
+        request_id, local = f"probe-{uuid4().hex}", self._channels[candidate.name]
+        await self.admit([candidate], request_id)
+        try:
+            if local.probe == request_id:
+                good = await answers(candidate.channel)
+                log.info("channel_probed", channel=candidate.name, answers=good)
+                local.end_probe(request_id, "ok" if good else "failed")
+                self._changed.set()
+        finally:
+            self.left(candidate, request_id)
+
     async def why_not(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
         """Return why the account may not call the candidate; empty if it may. `alone`: no other channel can serve."""
         local = self._channels[candidate.name]
@@ -384,7 +422,7 @@ class LocalChannel(msgspec.Struct):
         """Count an answer, which began `after_s` after the call. Return whether other workers should know at once."""
         self.report.ok += 1
         self.report.first[bisect_left(FIRST_EVENT_MS, after_s * 1000)] += 1
-        return self._end_probe(request_id, "ok")
+        return self.end_probe(request_id, "ok")
 
     def succeeded(self, account: str) -> bool:
         """Note that a call of the account succeeded. Return whether it is one whose calls failed before."""
@@ -403,15 +441,16 @@ class LocalChannel(msgspec.Struct):
         if not account:
             self.report.failed += 1
             self.report.cool_ms = max(self.report.cool_ms, cool_ms)
-            self._end_probe(request_id, "failed")
+            self.end_probe(request_id, "failed")
             return
         self.failing.add(account)
         report = self.report.accounts.setdefault(account, AccountReport())
         report.failed, report.ok = report.failed + 1, False
         report.cool_ms = max(report.cool_ms, cool_ms)
-        self._end_probe(request_id, "void")  # the store compares the failures of several accounts
+        self.end_probe(request_id, "void")  # the store compares the failures of several accounts
 
-    def _end_probe(self, request_id: str, outcome: Literal["ok", "failed", "void"]) -> bool:
+    def end_probe(self, request_id: str, outcome: Literal["ok", "failed", "void"]) -> bool:
+        """Note how the call that probes it ended. Return whether this is the one."""
         if self.probe != request_id:
             return False
         self.probe, self.report.probe = "", outcome

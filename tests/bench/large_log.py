@@ -18,7 +18,7 @@ from typing import Any
 from gateway.base.ids import first_id
 from gateway.domain.exchange import Outcome
 from gateway.usage import postgres, queries
-from gateway.usage.database import COLUMNS, GROUPS, SUM_COLUMNS, SUMS
+from gateway.usage.database import COLUMNS, GROUPS, SUM_COLUMNS, SUMS, record_of, row_of
 from gateway.usage.home import postgres as opened
 from gateway.usage.postgres import Postgres
 from gateway.usage.queries import AllRequestsQuery, RequestsQuery, own_sums, page
@@ -47,7 +47,7 @@ MADE = {
 def fill(home: Postgres, count: int) -> None:
     """Make the records of each month, then its indices, then its sums."""
     home.identity()
-    sample = postgres.row_of(end(arrival(), gateway="0a1b2c3d", **COSTED))
+    sample = row_of(end(arrival(), gateway="0a1b2c3d", **COSTED))
     numbers = {*NUMBERS, *NUMBERS_OR_NONE}
     values = [
         MADE.get(name, str(value if value is not None else "NULL") if name in numbers else f"'{value}'")
@@ -105,7 +105,7 @@ def ask(home: Postgres) -> None:
             for _ in range(20):
                 drawn = first_id(first_ms + chance.randrange(DAYS * 86_000_000))
                 rows = queries.select_rows(part, "WHERE id >= ? ORDER BY id LIMIT 10", (drawn,))
-                found += map(queries.record_of, rows)
+                found += map(record_of, rows)
 
     def account() -> str:
         return f"acct{chance.randrange(ACCOUNTS)}"

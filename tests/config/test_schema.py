@@ -76,7 +76,7 @@ WRONG = {
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
     "api_key, api_keys, ask_usage, auth, base_url, ca_file, ceiling_field, concurrent, dialect, drain_limit, drop, empty_choices, "
     "headers, max_response_bytes, on_caller_gone, operations, "
-    "proxy, query, requests_per_minute, session_header, set, timers, upstream_stream",
+    "probe, proxy, query, requests_per_minute, session_header, set, timers, upstream_stream",
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "

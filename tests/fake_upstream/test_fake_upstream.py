@@ -407,7 +407,7 @@ async def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
 def test_every_mode_is_explained_in_one_sentence() -> None:
     asked_for = """
         words crlf no-usage usage-beside-finish two-usages no-done truncate cut stall silent slow-first drip
-        thinks thinks-in-the-open endless huge empty error-event first-error echo-key html json gzip redirect
+        thinks thinks-in-the-open endless huge empty error-event first-error echo-key html json gzip redirect loading
         401 402 403 404 429 500 503
     """
     assert set(MODES) == set(asked_for.split())

@@ -12,7 +12,7 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.channels import ChannelStatus, Condition, CooldownRules
+from gateway.store.channels import ChannelReport, ChannelStatus, Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
@@ -217,7 +217,7 @@ async def test_when_all_channels_cool_the_response_says_when_to_retry(
         assert record.unavailable.keys() == {"c0", "c1"}
         samples = scrape(gateway.gateway.runner.metrics.shared)
         for name in ("c0", "c1"):
-            assert value(samples, "channel_unavailable_total", channel=name, reason="cooling") == 1
+            assert value(samples, "channel_unavailable_total", channel=name, reason="failing") == 1
         assert value(samples, "requests_total", outcome="upstream_failed", model="words", channel="none") == 1
         assert await charged(gateway) == 0
         await assert_released(gateway, second, before, 1)
@@ -414,3 +414,33 @@ async def test_an_upstream_that_loads_for_longer_than_its_first_byte_is_unavaila
         record = await last_end_record(gateway)
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "3")
     assert (record.outcome, record.attempts[0].message) == (Outcome.UPSTREAM_FAILED, "Model is loading")
+
+
+@pytest.mark.parametrize(("key", "path"), [("", "/health"), ("canary-key-0123", "/v1/models")])
+async def test_a_dead_channel_comes_back_by_a_free_probe_and_no_callers_request(
+    store_url: str, client: Client, tmp_path: Path, key: str, path: str
+) -> None:
+    async with FakeUpstream(pace_s=0, key=key or None) as upstream:
+        each = f", probe: 0.1{f', api_key: {key}' if key else ''}"
+        async with running(yaml(upstream.base_url, each=each), tmp_path, store_url) as gateway:
+            upstream.mode = "silent"
+            failing = ChannelReport(failed=3, cool_ms=100, error="upstream_unreachable")
+            await gateway.store.channels.sync("another", {"c0": failing})
+            await until(gateway, "c0", Condition.HEALTHY)
+            assert [request.path for request in upstream.requests] == [path]
+            (tried,) = upstream.requests
+            assert tried.headers.get("Authorization", "") == (f"Bearer {key}" if key else "")
+
+
+async def test_a_channel_whose_probe_fails_stays_closed(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        FakeUpstream(pace_s=0, mode="loading") as upstream,
+        running(yaml(upstream.base_url, each=", probe: 0.1"), tmp_path, store_url) as gateway,
+    ):
+        failing = ChannelReport(failed=3, cool_ms=100, error="upstream_unreachable")
+        await gateway.store.channels.sync("another", {"c0": failing})
+        await wait_until(lambda: len(upstream.requests) >= 1)
+        await wait_until(lambda: status_of(gateway, "c0").cool_ms > 1000)
+        assert {request.path for request in upstream.requests} == {"/health"}
+        upstream.mode = "words"
+        await until(gateway, "c0", Condition.HEALTHY)
