@@ -38,6 +38,7 @@ LABELS: Final = (
     "import.row",
     "api.begun",
     "api.done",
+    "api.kept",
 )
 """In the order of a request. `extend.*` is reached only before a further attempt after one that may be billed, `settle.*` also
 where a settlement is repeated, `archive.written` only by the archiver, `external.*` only where an account is given its external id,

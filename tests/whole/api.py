@@ -54,8 +54,13 @@ class Api:
         return False
 
     async def repeated(self, method: str, path: str, body: Any, key: str) -> tuple[int, Any]:
-        """Send a request again, and return the answer."""
-        return await self.call(method, path, body, key)
+        """Send a request again until no other attempt has its key, and return the answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                status, said = await self.call(method, path, body, key)
+                if status != 409 or said["error"]["code"] != "idempotency_key_in_use":
+                    return status, said
+                await asyncio.sleep(0.2)
 
 
 @asynccontextmanager

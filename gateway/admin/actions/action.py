@@ -75,6 +75,7 @@ class Action(Generic[Parameters, Result]):
         path: str,
         scope: Scope,
         status: int,
+        shown_once: str,
         audited: bool,
         most_a_minute: int,
         name: str,
@@ -91,6 +92,8 @@ class Action(Generic[Parameters, Result]):
         """Whether it leaves lines in the audit log."""
         self.most_a_minute = most_a_minute
         """How often one actor may do it; 0 for as often as it likes."""
+        self.shown_once = shown_once
+        """The field of the answer that is a secret, and null where the answer is repeated; empty where there is none."""
         self.name = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__.rstrip('_')}"
         """As in `accounts.create`: in the audit log, and in OpenAPI as `operationId`."""
         self.in_path: tuple[str, ...] = tuple(_IN_PATH.findall(path))
@@ -142,18 +145,20 @@ def action(
     scope: Scope,
     *,
     status: int = 200,
+    shown_once: str = "",
     audited: bool = True,
     most_a_minute: int = 0,
     name: str = "",
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Action[Parameters, Result]]:
     """Make an action of a function, whose first parameter is the client.
 
-    `audited` is False for what changes nothing here. `most_a_minute`: how often one actor may do it, where that has a limit.
-    `name`: where the file and the function do not make it.
+    `shown_once`: the field of the answer that is a secret, such as the text of a new token. `audited` is False for what changes
+    nothing here. `most_a_minute`: how often one actor may do it, where that has a limit. `name`: where the file and the function do
+    not make it.
     """
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Action[Parameters, Result]:
-        return Action(function, method, path, scope, status, audited, most_a_minute, name)
+        return Action(function, method, path, scope, status, shown_once, audited, most_a_minute, name)
 
     return made
 

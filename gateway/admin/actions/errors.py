@@ -8,6 +8,7 @@ from typing import Final
 from gateway.base.errors import GatewayError, Refused, StoreAway
 
 PREFIX: Final = "/api/v1"
+IN_USE: Final = "idempotency_key_in_use"
 STATUSES: Final[Mapping[str, tuple[int, str]]] = {
     "refused": (400, "invalid_request"),
     "misconfigured": (400, "invalid_request"),

@@ -50,9 +50,9 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, and until when it lets somebody in."""
+    """A link: its path at the operator's port, and until when it lets somebody in. In a repeated answer, the path is null."""
 
-    path: str
+    path: str | None
     expires_at: str
     name: str
     scopes: tuple[Scope, ...]
@@ -76,7 +76,7 @@ class Ticket(msgspec.Struct, frozen=True):
     maker: str = ""
 
 
-@action("POST", "/links", Scope.READ, status=201, most_a_minute=MOST_A_MINUTE)
+@action("POST", "/links", Scope.READ, status=201, shown_once="path", most_a_minute=MOST_A_MINUTE)
 async def create(client: LocalClient, body: NewLink) -> Link:
     """Make a link that lets one person in at the pages, once, within ten minutes. Its path cannot be shown again.
 
@@ -90,7 +90,7 @@ async def create(client: LocalClient, body: NewLink) -> Link:
     return await _make(client, body.name, tuple(sorted(set(body.scopes or client.actor.scopes))))
 
 
-@action("POST", "/accounts/{account}/links", Scope.TOKENS, status=201)
+@action("POST", "/accounts/{account}/links", Scope.TOKENS, status=201, shown_once="path")
 async def own(client: LocalClient, account: str) -> Link:
     """Make a link that lets a caller in at the pages of its own account, once, within ten minutes.
 

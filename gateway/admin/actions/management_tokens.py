@@ -65,7 +65,7 @@ class ManagementTokenList(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     after: After = ""
 
 
-@action("POST", "/management-tokens", Scope.ADMIN, status=201)
+@action("POST", "/management-tokens", Scope.ADMIN, status=201, shown_once="token")
 async def create(client: LocalClient, body: NewManagementToken) -> MadeManagementToken:
     """Create a management token. Its text is in the answer and cannot be shown again.
 

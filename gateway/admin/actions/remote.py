@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from gateway.admin.actions.action import Action, Arguments
-from gateway.admin.actions.errors import PREFIX, in_own_words, refused
+from gateway.admin.actions.errors import IN_USE, PREFIX, in_own_words, refused
 from gateway.base.errors import GatewayError, Misconfigured, Refused, StoreAway
 from gateway.usage.home import Home
 from gateway.usage.record import Record, decode
@@ -34,6 +34,8 @@ EXAMPLE: Final = "http://10.0.0.5:9090"
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 120.0
 """For a whole answer: an import of thousands of rows is one."""
+IN_USE_S: Final = 20.0
+"""How long a write is asked for that another attempt has begun: longer than the gateway keeps what a killed one has begun."""
 MAX_REFUSAL: Final = 64 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
@@ -103,9 +105,14 @@ class HttpClient:
     async def _ask(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
         """Return the status and the body of the answer. Raises `_Lost` where none came twice."""
         try:
-            return await self._send(method, url, headers, body)
+            status, answer = await self._send(method, url, headers, body)
         except _Lost:
-            return await self._send(method, url, headers, body)
+            status, answer = await self._send(method, url, headers, body)
+        deadline = asyncio.get_running_loop().time() + IN_USE_S
+        while status == 409 and _code(answer) == IN_USE and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.5)
+            status, answer = await self._send(method, url, headers, body)
+        return status, answer
 
     async def _send(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
         from aiohttp import ClientError, ClientSSLError, InvalidURL
@@ -234,6 +241,13 @@ def _as_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_as_text, value))
     return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
+
+
+def _code(answer: bytes) -> str:
+    try:
+        return msgspec.json.decode(answer, type=_Refusal).error.code
+    except msgspec.DecodeError:
+        return ""
 
 
 class Streamed:

@@ -111,7 +111,7 @@ class TokenNow(Token, frozen=True, kw_only=True):
     budget_use: list[BudgetWindow]
 
 
-@action("POST", "/accounts/{account}/tokens", Scope.TOKENS, status=201)
+@action("POST", "/accounts/{account}/tokens", Scope.TOKENS, status=201, shown_once="token")
 async def create(client: LocalClient, account: str, body: NewToken) -> MadeToken:
     """Create a token. Its text is in the answer and cannot be shown again.
 
@@ -205,7 +205,7 @@ async def delete(client: LocalClient, token: str) -> None:
     client.change.before = await client.store.tokens.delete(token)
 
 
-@action("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201)
+@action("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201, shown_once="token")
 async def rotate(client: LocalClient, token: str, body: Rotation) -> MadeToken:
     """Replace a token by a new one with the same settings, whose text is in the answer and cannot be shown again.
 

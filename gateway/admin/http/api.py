@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -21,9 +22,8 @@ from gateway.admin.actions.local import Actor, LocalClient
 from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi
-from gateway.admin.http.idempotency import Unbroken, key_of
+from gateway.admin.http.idempotency import REPLAYED, KeptAnswer, Repeatable, Unbroken, answered
 from gateway.admin.http.usage_feed import LiveUsage
-from gateway.base import crash_points
 from gateway.base.errors import Refused
 
 __all__ = ["ACTOR", "PREFIX", "ClientOf", "add_routes", "refused"]
@@ -68,25 +68,24 @@ def _handler(
         query = query_of(request, action)
         body = await body_of(request, action)
         arguments = Arguments(dict(request.match_info), query, body)
-        client = client_of(actor, key_of(request, actor, action, arguments))
-        work = _performed(client, action, arguments)
-        result = await (unbroken.done(work) if action.writes else work)
-        if isinstance(result, Feed):
-            return await live.send(request, result)
-        if isinstance(result, CsvFile):
-            return await send_csv(request, result)
-        if result is None:
-            return web.Response(status=action.status)
-        return web.Response(status=action.status, body=msgspec.json.encode(result), content_type="application/json")
+        repeatable = Repeatable.of(request, actor, action, arguments)
+        client = client_of(actor, repeatable.client_key)
+        if action.writes:
+            work = partial(client.perform, action, arguments)
+            answer = await unbroken.done(answered(client.store.client, repeatable, action, work))
+        else:
+            result = await client.perform(action, arguments)
+            if isinstance(result, Feed):
+                return await live.send(request, result)
+            if isinstance(result, CsvFile):
+                return await send_csv(request, result)
+            answer = KeptAnswer.of(action, result)
+        if not answer.body:
+            return web.Response(status=answer.status)
+        headers = {REPLAYED: "true"} if answer.replayed else None
+        return web.Response(status=answer.status, body=answer.body, headers=headers, content_type="application/json")
 
     return handle
-
-
-async def _performed(client: LocalClient, action: Action[Any, Any], arguments: Arguments) -> Any:
-    crash_points.point("api.begun")
-    result = await client.perform(action, arguments)
-    crash_points.point("api.done")
-    return result
 
 
 def query_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Struct | None:

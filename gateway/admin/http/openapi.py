@@ -30,7 +30,7 @@ ERRORS: Final[Mapping[int, str]] = {
     401: "There is no token, or it is wrong, revoked or expired.",
     403: "The token does not have the scope that the operation needs.",
     404: "What the path or the body names is not there.",
-    409: "It is there already, or differs from what was sent before, as a transaction with another amount.",
+    409: "It is there already, or differs from what was sent before, or its `Idempotency-Key` is in use.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "Too many of these came within a minute.",
@@ -40,9 +40,9 @@ ABOUT: Final = """\
 Everything that an operator does with a gateway, over HTTP: JSON in and out.
 
 Amounts are whole numbers of micros, millionths of the currency's unit. Send `Authorization: Bearer TOKEN` with the admin token,
-or with a management token that has the scope of the operation. A write with an `Idempotency-Key` may be repeated for a day: nothing
-is made twice, and the secret of what was made is in the first answer alone. Lists are pages: `next` is the `after` of the next
-one."""
+or with a management token that has the scope of the operation. A write with an `Idempotency-Key` may be repeated: it is done
+once, and the answer is the same for 24 hours, but for secrets, which are in the first one alone. Lists are pages: `next` is the
+`after` of the next one."""
 REPEATABLE: Final = {
     "name": "Idempotency-Key",
     "in": "header",

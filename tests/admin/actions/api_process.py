@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.admin.actions.local import Actor, LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.http import idempotency
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import serving
 from gateway.chain.services import Store
@@ -17,10 +18,14 @@ from gateway.metrics.exporter import Exporter
 
 TOKEN: Final = "an-admin-token-of-31-characters"
 READY: Final = b"served\n"
+LEASE_MS: Final = 300
+"""So long is a key in use after a kill: tests do not wait for ten seconds."""
 
 
 async def main(file: Path, port: int) -> None:
     """Serve until this process is killed."""
+    for module in (idempotency, idempotency):
+        setattr(module, "LEASE_MS", LEASE_MS)  # noqa: B010 - it is final
     loaded = load(file)
     async with Store.open(loaded.config, loaded.config.redis) as store:
 

@@ -254,6 +254,20 @@ async def test_nothing_that_listens_and_nothing_that_answers_are_told(monkeypatc
             await accounts.list_(http_client, query=AccountQuery())
 
 
+async def test_a_write_that_another_attempt_has_begun_is_waited_for() -> None:
+    answers = [409, 409, 204]
+
+    async def handler(_: web.BaseRequest) -> web.Response:
+        status = answers.pop(0)
+        if status == 204:
+            return web.Response(status=204)
+        return web.json_response({"error": {"message": "Wait.", "code": "idempotency_key_in_use"}}, status=status)
+
+    async with answering(handler) as http_client:
+        await tokens.delete(http_client, "alice-00000000")
+    assert answers == []
+
+
 async def test_a_client_of_a_gateway_whose_store_is_away_says_so(local_client: LocalClient) -> None:
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(serving(app_of(local_client), "127.0.0.1:0"))
