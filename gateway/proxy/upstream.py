@@ -18,15 +18,17 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import httptools
-from aiohttp.connector import Connection
 from multidict import CIMultiDict, MultiDict, MultiDictProxy
 
 from gateway.chat.request import BodyPart
 from gateway.proxy.event_pass import BUFFER, SMALL_READ, EventPass, InvalidResponse, UpstreamState
 from gateway.proxy.scheduler import Turns
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
 
 AIOHTTP_ATTRIBUTES: Final = ("transport", "protocol", "release", "close")
 """Of `aiohttp.connector.Connection`, as read in 3.14.5: the socket's transport, aiohttp's own protocol for it, and the two ways
@@ -77,7 +79,6 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "_backlog",
         "_connection",
         "_head_bytes",
-        "_keep",
         "_on_data",
         "_on_end",
         "_parsed_head_bytes",
@@ -99,10 +100,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "status",
     )
 
-    def __init__(
-        self, connection: Connection, turns: Turns, keep: Callable[[Connection], None] = Connection.release
-    ) -> None:
-        """Take a connection from the pool; `keep` takes it back where it may carry another request."""
+    def __init__(self, connection: Connection, turns: Turns) -> None:
         transport, pooled = connection.transport, connection.protocol
         if transport is None or pooled is None:
             raise ConnectionResetError("the pooled connection was closed")
@@ -110,7 +108,6 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._transport = transport
         self._pooled_protocol = pooled
         self._turns = turns
-        self._keep = keep
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
         """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
@@ -190,7 +187,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._transport.set_protocol(IdleConnection(self._pooled_protocol))
             if not self._reading:
                 self._transport.resume_reading()
-            self._keep(self._connection)
+            self._connection.release()
         else:
             self._connection.close()
             self._transport.abort()
@@ -198,7 +195,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
                 self._state = UpstreamState.FAILED if self.answered else UpstreamState.LOST
         # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
         # collector would free both, and 256 KiB of the transport.
-        del self._transport, self._connection, self._keep
+        del self._transport, self._connection
 
     def _discard_rest(self) -> None:
         surplus = 0
