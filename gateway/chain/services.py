@@ -230,16 +230,21 @@ class Services:
             await http.close()
 
     async def _repeat(self, seconds: float, function: Callable[[], Awaitable[None]], name: str) -> None:
-        task = asyncio.current_task()
         while True:
             await asyncio.sleep(seconds)
             try:
                 await function()
             except BaseException as error:
-                if task is not None and task.cancelling():
+                if _cancelled():
                     raise
                 at = place_of(error)
                 self.log.error("plugin_failed", plugin=self.name, hook="every", work=name, at=at, exc_info=error)
+
+
+def _cancelled() -> bool:
+    """Return whether the running task is cancelled. A frame that names its own task is freed with the next collection alone."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = None) -> Services:

@@ -273,7 +273,7 @@ async def test_the_reason_for_leaving_out_a_channel_is_shown(command: Command) -
     assert text.endswith("Z after upstream_timeout")
     await channels.admit("r", [ChannelLimits("two", 1, 0, 60_000, 1000)])
     full = await command.explain(code=1)
-    assert full["channels"][1]["text"] == "is full"
+    assert full["channels"][1]["text"] == "full"
     assert full["refusal"]["code"] == "model_unavailable"
     await channels.set_enabled("two", enabled=False)
     assert (await command.explain(code=1))["channels"][1]["text"] == "disabled"

@@ -183,10 +183,10 @@ class Books:
 
 
 async def records_of(store: Store) -> dict[str, Record]:
-    """Move a usage log into its files, close unfinished requests as crashed, and return the records by id."""
+    """Move a usage log into its home, close unfinished requests as crashed, and return the records by id."""
     sink = usage_sink(store.usage, retention_months=13, crashed_after_s=600)
     while await sink.move_batch():
         pass
     close_open(sink.database, round(time.time() * 1000))
     sink.database.close()
-    return {record.id: record for record in queries.select(store.usage.folder)}
+    return {record.id: record for record in queries.select(store.usage.home)}

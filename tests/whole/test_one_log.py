@@ -110,7 +110,7 @@ async def nginx(folder: Path, pods: list[Pod]) -> AsyncIterator[int]:
     port, text = free_port(), (DEPLOY / "nginx.conf").read_text()
     servers = "".join(f"server 127.0.0.1:{pod.port};\n" for pod in pods)
     text = re.sub(r"server gateway:8080;", servers, text)
-    text = re.sub(r"listen 8443 ssl;", f"listen 127.0.0.1:{port};", text)
+    text = re.sub(r"listen 8443 ssl http2;", f"listen 127.0.0.1:{port};", text)
     text = re.sub(r"(?m)^\s*(ssl_\w+|http2) .*;.*$", "", text)
     text = text.replace("/tmp/nginx", f"{folder}/nginx").replace("/dev/stdout", f"{folder}/access.log")
     file = folder / "nginx.conf"

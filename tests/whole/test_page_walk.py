@@ -221,8 +221,7 @@ async def readings(walk: Walk, house: Operated, account: str) -> None:
     await walk.button("Show")
     assert sum(int(row["requests"]) for row in await walk.export()) == 1
     await walk.goto(f"{house.admin}/configuration")
-    await walk.window.press(walk.page.locator("summary").last)
-    await walk.page.get_by_text("use: usage-logger").wait_for()
+    await walk.page.get_by_text("usage-logger").first.wait_for()
     await walk.goto(f"{house.admin}/audit")
     await walk.fill(walk.page.locator("[name=target]"), account)
     await walk.button("Search")

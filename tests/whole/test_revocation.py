@@ -83,7 +83,7 @@ class Gateways:
     async def records(self) -> dict[str, Record]:
         """Return the records of both, which have ended."""
         async with Store.open(load(self._second).config, self.books.url) as store:
-            return await self.books.records() | await records_of(store)
+            return await records_of(store)
 
     async def account(self, name: str, expires_s: int | None = None) -> Created:
         """Create an account with credit, and return a token of it."""
@@ -155,11 +155,13 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest.fixture
-async def gateways(tmp_path: Path, upstream: FakeUpstream, request: pytest.FixtureRequest) -> AsyncIterator[Gateways]:
+async def gateways(
+    tmp_path: Path, upstream: FakeUpstream, database_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[Gateways]:
     books = Books(tmp_path, upstream.base_url)
     text = books.file.read_text().replace("idle: 3, total: 3", "idle: 60, total: 600").replace("first_byte: 0.5", "")
     text = text.replace("max_output_tokens: 100", "max_output_tokens: 100000").replace("0.25, ,", "2,")
-    text += f"store: {{timeout: {getattr(request, 'param', 20)}}}\n"
+    text += f"store: {{timeout: {getattr(request, 'param', 20)}}}\nusage: {{database: '{database_url}'}}\n"
     books.file.write_text(text)
     second = tmp_path / "second.yaml"
     port = free_port()
