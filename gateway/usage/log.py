@@ -69,6 +69,7 @@ class UsageLog:
         self.home = home
         self.folder = folder = folder_of(home)
         self.streams = streams_of(client)
+        self._only = self.streams[0] if len(self.streams) == 1 else ""
         self.spool = Spool(folder / "spool")
         self.max_entries = max_entries
         self.installation = installation_of(folder)
@@ -128,7 +129,7 @@ class UsageLog:
         async def failed(_: GatewayError) -> None:
             await self._spool_end(record, line)
 
-        return Step(_APPEND, (self._stream(line),), (FIELD, line), read, failed)
+        return Step(_APPEND, (self._only or self._stream_of(line),), (FIELD, line), read, failed)
 
     @staticmethod
     def can_store(record: Record) -> bool:
@@ -207,13 +208,11 @@ class UsageLog:
         self._measure()
         if self._full:
             return asyncio.ensure_future(self._spool(line))
-        return self.client.submit("XADD", self._stream(line), "*", FIELD, line)
+        return self.client.submit("XADD", self._only or self._stream_of(line), "*", FIELD, line)
 
-    def _stream(self, line: bytes) -> str:
+    def _stream_of(self, line: bytes) -> str:
         """Return the stream of a request: random digits of its id choose."""
-        return (
-            self.streams[0] if len(self.streams) == 1 else self.streams[int(id_of(line)[-2:], 16) % len(self.streams)]
-        )
+        return self.streams[int(id_of(line)[-2:], 16) % len(self.streams)]
 
     async def _accepted(self, lines: list[bytes]) -> bool:
         """Write lines to the stream, or else to the spool; return whether they are written."""

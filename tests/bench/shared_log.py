@@ -1,6 +1,6 @@
 """The capacity of one, two and four sinks that share a database: `python -m tests.bench.shared_log [REQUESTS]`, 120,000 by default.
 
-Requests of several gateways, each with an arrival and an end, are written to the stream in turns; then the sinks, each in a process
+Arrivals of requests of several gateways, and then their ends, are written to the stream; then the sinks, each in a process
 of its own, write them to PostgreSQL, so that only these are measured: requests a second, and the processor time of a request that
 a sink, the store and the database take. The figures depend on the machine; nothing here is a test.
 """
@@ -43,15 +43,10 @@ def lines(number: int, gateway: str) -> tuple[bytes, bytes]:
     return encode(opened), encode(ended)
 
 
-async def write_requests(client: Client, count: int) -> None:
-    """Write requests of three gateways in turns: each ends while 500 others run."""
-    under_way: list[bytes] = []
-    for start in range(0, count, AT_ONCE):
-        written = [lines(number, f"gateway{number % 3}") for number in range(start, start + AT_ONCE)]
-        page = [*(opened for opened, _ in written), *under_way]
-        under_way = [ended for _, ended in written]
-        await asyncio.gather(*(client.submit("XADD", STREAM, "*", FIELD, line) for line in page))
-    await asyncio.gather(*(client.submit("XADD", STREAM, "*", FIELD, line) for line in under_way))
+async def write(client: Client, page: Sequence[bytes]) -> None:
+    for start in range(0, len(page), AT_ONCE):
+        lines = page[start : start + AT_ONCE]
+        await asyncio.gather(*(client.submit("XADD", STREAM, "*", FIELD, line) for line in lines))
 
 
 def processor_s(pid: int) -> float:
@@ -75,17 +70,19 @@ async def read_all(log: UsageLog, sinks: Sequence[asyncio.subprocess.Process], c
     store, database = others
     took_s, used = 0.0, [0.0, 0.0, 0.0]
     for start in range(0, count, ROUND):
-        for each in sinks:
-            each.send_signal(19)  # SIGSTOP
-        await write_requests(log.client, min(ROUND, count - start))
-        groups = [[each.pid for each in sinks], [store], of_group(database)]
-        began, before = time.perf_counter(), [*map(total_s, groups)]
-        for each in sinks:
-            each.send_signal(18)  # SIGCONT
-        while await log.length():
-            await asyncio.sleep(0.02)
-        took_s += time.perf_counter() - began
-        used = [each + total_s(pids) - first for each, pids, first in zip(used, groups, before, strict=True)]
+        made = [lines(number, f"gateway{number % 3}") for number in range(start, min(start + ROUND, count))]
+        for page in zip(*made, strict=True):  # arrivals, and later ends: each request is written twice
+            for each in sinks:
+                each.send_signal(19)  # SIGSTOP
+            await write(log.client, page)
+            groups = [[each.pid for each in sinks], [store], of_group(database)]
+            began, before = time.perf_counter(), [*map(total_s, groups)]
+            for each in sinks:
+                each.send_signal(18)  # SIGCONT
+            while await log.length():
+                await asyncio.sleep(0.02)
+            took_s += time.perf_counter() - began
+            used = [each + total_s(pids) - first for each, pids, first in zip(used, groups, before, strict=True)]
     name = f"{len(sinks)} sink{'s' if len(sinks) > 1 else ''}"
     tell(f"{name}: requests/s that are written", count / took_s)
     for what, seconds in zip(("the sinks", "the store", "the database"), used, strict=True):
@@ -115,7 +112,7 @@ async def measure(folder: Path, count: int) -> None:
                 )
                 for each in range(number)
             ]
-            await write_requests(client, AT_ONCE)
+            await write(client, [line for number in range(AT_ONCE) for line in lines(number, "gateway0")])
             while await log.length():
                 await asyncio.sleep(0.05)
             await read_all(log, sinks, count, [store.pid, server.process.pid])
