@@ -185,7 +185,9 @@ class LiveStats:
             raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=RETRY_AFTER_S)
         self._followers += 1
         try:
-            if self._task is None:
+            if self._task is None:  # nothing is known of the time since somebody followed last
+                self._minute, self._number, self._channels = Minute(), 0, []
+                self._newest.clear()
                 self._task = asyncio.get_running_loop().create_task(self._run())
             seen = 0
             while not self._stopped:
@@ -221,8 +223,6 @@ class LiveStats:
 
     async def _run(self) -> None:
         """Read the log while somebody follows."""
-        self._minute, self._number, self._channels = Minute(), 0, []
-        self._newest.clear()
         try:
             tail = await asyncio.to_thread(queries.Tail, self._home)
             known = await asyncio.to_thread(self._begin)

@@ -13,6 +13,7 @@ from aiohttp import ClientResponse
 
 from gateway.admin.pages import now
 from gateway.domain.exchange import Outcome
+from gateway.store.channels import ChannelReport
 from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House, PlainBrowser
 from tests.patience import PATIENCE_S
@@ -128,3 +129,36 @@ async def test_who_has_not_entered_follows_nothing(house: House) -> None:
     browser = PlainBrowser(await house.client_of())
     assert (await browser.get("/now/feed"))[0] == 401
     assert (await browser.get("/"))[0] == 401
+
+
+async def test_channels_are_shown_with_their_conditions_and_nothing_of_an_earlier_look(
+    house: House, rows: UsageDatabase
+) -> None:
+    async def look(browser: PlainBrowser, wanted: bool) -> tuple[Any, Any]:
+        """Return the first snapshot, and the first with channels that are healthy or not."""
+        first = None
+        async with following(browser) as response, asyncio.timeout(PATIENCE_S):
+            async for snapshot in snapshots(response):
+                first = first or snapshot
+                found = snapshot["channels"]
+                if (
+                    found
+                    and (found[0]["condition"] == "healthy") == wanted
+                    and snapshot["figures"]["requests"][0] != "0"
+                ):
+                    return first, snapshot
+        raise AssertionError
+
+    browser = await house.browser()
+    name = next(iter(house.loaded.config.channels))
+    unavailable = {"outcome": Outcome.UPSTREAM_FAILED, "error_code": "model_unavailable", "status": 503}
+    rows.write([end(arrival(), **unavailable)])
+    _, shown = await look(browser, wanted=True)
+    assert (shown["channels"][0]["channel"], shown["channels"][0]["tone"]) == (name, "ok")
+    assert shown["figures"]["failures"] == "1 failed, 0 refused"
+    await house.store.channels.sync("w", {name: ChannelReport(failed=3, limited=1, cool_ms=60_000)})
+    first, shown = await look(browser, wanted=False)
+    assert first["channels"] == [], "what an earlier look has found is not shown"
+    line = shown["channels"][0]
+    assert line["condition"].startswith("cooling until 20")
+    assert (line["tone"], line["calls"], line["success"], line["rate_limited"]) == ("bad", "3", "0 %", "1")
