@@ -48,6 +48,8 @@ JUDGED: Final = frozenset(
     )
 )
 """The keys by which items, blocks, messages and tools are judged."""
+LISTED: Final = frozenset(("edits", "tools"))
+"""Those with a list of objects that are judged where they stand."""
 _FOLDED: Final = frozenset(map(fold, JUDGED))
 _KEY: Final = re.compile(rb'[\s,]*"([^"\\]*(?:\\.[^"\\]*)*)"\s*:\s*')
 
@@ -117,9 +119,10 @@ def check_keys(name: str, raw: msgspec.Raw, level: int = 1) -> None:
                 raise _unclear(name, key, "is another spelling of a key that is checked")
         elif bytes(memoryview(value)[:1]) == b"{":
             check_keys(name, value, level + 1)
-        elif key == "edits":
+        elif key in LISTED and bytes(memoryview(value)[:1]) == b"[":
             for each in _list.decode(value):
-                check_keys(name, each, level + 1)
+                if bytes(memoryview(each)[:1]) == b"{":
+                    check_keys(name, each, level + 1)
     # Without spaces, escapes and repetitions, an object is as long as its keys and values with what stands between them.
     least = 1 + sum(len(key) + 4 for key in top) + sum(len(memoryview(value)) for value in top.values())
     if top and least != len(memoryview(raw)):

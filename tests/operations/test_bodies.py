@@ -404,6 +404,7 @@ TOOLS_TWICE = (
     '{"type":"web_search","type":"function","name":"a"}',
     '{"type":"function","name":"a","Type":"web_search"}',
     '{"type":"function","name":"a","t\u0079pe":"web_search"}',
+    '{"type":"namespace","name":"a","tools":[{"type":"web_search","type":"function","name":"a"}]}',
 )
 
 
@@ -462,6 +463,20 @@ def test_items_of_any_form_pass_that_say_each_thing_once(ascii_alone: bool, inde
     item |= {"empty": {}, "none": [], "deep": {"type": {"a": [1, {"type": 2}]}}, "": "", ",": '":"', ":": '","'}
     raw = json.dumps({"model": "m", "input": [item]}, ensure_ascii=ascii_alone, indent=indent)
     body(ResponsesFormat(), raw.encode())
+
+
+@pytest.mark.parametrize("value", ["a", 7, None, [], [7, "a", None], {}, [[]]])
+def test_what_is_no_object_has_no_keys(value: Any) -> None:
+    tool = {"name": "a", "edits": value}
+    body(
+        MessagesFormat(),
+        {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], "tools": [tool]},
+    )
+    body(ResponsesFormat(), {"model": "m", "input": "a", "tools": [{"type": "function", **tool}]})
+    body(
+        ResponsesFormat(),
+        {"model": "m", "input": [{"type": "message", "content": "a", "edits": value, "tools": value}]},
+    )
 
 
 def test_an_item_has_few_keys() -> None:
