@@ -16,7 +16,7 @@ import typer
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
 from gateway.base.text import counted
-from gateway.cli.client import account_of, noted
+from gateway.cli.client import account_of, noted, print_lines
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -26,7 +26,6 @@ from gateway.cli.common import (
     confirm,
     print_fields,
     print_json,
-    print_table,
     progress,
     refuse,
     run_with_store,
@@ -86,13 +85,9 @@ def show_alerts(config: ConfigOption = None, as_json: JsonOption = False) -> Non
     Example: `gateway alerts list --json | jq .error`
     """
     _settings(configuration(config))
-    rows = run_with_store(config, _rows)
-    if as_json:
-        for row in rows:
-            print_json(row)
-        return
+    rows, empty = run_with_store(config, _rows), "No alert waits, and none was given up."
     columns = ("state", "type", "since", "attempts", "next attempt", "error", "id")
-    print_table(columns, (tuple(row.values()) for row in rows), empty="No alert waits, and none was given up.")
+    print_lines(rows, columns, lambda row: tuple(row.values()), as_json, empty=empty)
 
 
 async def _send(read: Config, settings: AlertSettings) -> tuple[str, Delivery]:
@@ -147,13 +142,9 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     Example: `gateway gateways list`
     """
     found, own = run_with_store(config, _gateways)
-    if as_json:
-        for each in found:
-            print_json(_fields(each, own))
-        return
     columns = ("name", "host", "last heard of", "state", "files")
-    rows = [[_fields(each, own)[name] for name in ("name", "host", "heard_at", "state", "files")] for each in found]
-    print_table(columns, rows, optional=("files",), empty="No gateway of the store has run yet.")
+    rows, empty = [_fields(each, own) for each in found], "No gateway of the store has run yet."
+    print_lines(rows, columns, _cells, as_json, optional=("files",), empty=empty)
 
 
 @gateways.command("forget")
@@ -214,6 +205,10 @@ def _fields(gateway: KnownGateway, own: str) -> dict[str, object]:
         "state": _state(gateway, own),
         "files": gateway.about.files,
     }
+
+
+def _cells(values: dict[str, Any]) -> list[object]:
+    return [values[name] for name in ("name", "host", "heard_at", "state", "files")]
 
 
 pepper = typer.Typer(

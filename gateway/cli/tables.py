@@ -24,10 +24,12 @@ def print_table(
     empty: str,
     total: bool = False,
     optional: Iterable[str] = (),
+    others: str = "--json has",
 ) -> None:
     """Print a table, or the sentence `empty` if there are no rows. `total`: the last row is a sum of the others.
 
     While the table is wider than the terminal, the columns of `optional` are left out, the first of them first. A pipe gets all.
+    `others`: which options show all columns.
     """
     texts = [list(columns), *([shown_in_line(str(cell)) for cell in row] for row in rows)]
     if len(texts) == 1:
@@ -40,12 +42,7 @@ def print_table(
         bold = number == 0 or (total and number == len(texts) - 1)
         print(BOLD.format(line) if bold and _has_styles() else line)
     if left_out:
-        note_left_out(left_out, "--json has")
-
-
-def note_left_out(columns: Sequence[str], where: str) -> None:
-    """Print on standard error which columns a table has no room for, and with which option they are shown."""
-    print(f"note: too wide for {', '.join(columns)}; {where} all columns", file=sys.stderr)
+        print(f"note: too wide for {', '.join(left_out)}; {others} all columns", file=sys.stderr)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

@@ -37,7 +37,7 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.cli.exits import EXIT_CODES
-from gateway.cli.tables import GAP, note_left_out, print_table, terminal_width, width_of
+from gateway.cli.tables import GAP, print_table, terminal_width, width_of
 from gateway.domain.exchange import Outcome
 from gateway.runtime.data_folder import usage_home
 from gateway.usage import queries
@@ -400,15 +400,15 @@ def print_sums(groups: Sequence[str], totals: Sequence[Mapping[str, Any]], *, em
     total = {name: sum(row[name] for row in totals) for name in SUMS}
     last = {name: " " if number else "total" for number, name in enumerate(groups)} | total
     rows = [*totals, last] if totals and groups else totals
-    cells = [dict(zip(row, _cells(row), strict=True)) for row in rows]
-    names, left_out = [*groups, *SUMS], list[str]()
-    for name in OPTIONAL:
-        if width_of(_headings(names), [_of(row, names) for row in cells]) > terminal_width():
-            names.remove(name)
-            left_out.append(name)
-    print_table(_headings(names), [_of(row, names) for row in cells], empty=empty, total=bool(groups))
-    if left_out and cells:
-        note_left_out(left_out, "--csv and --json have")
+    names = [HEADINGS.get(name, name) for name in (*groups, *SUMS)]
+    print_table(
+        names,
+        map(_cells, rows),
+        empty=empty,
+        total=bool(groups),
+        optional=[HEADINGS.get(name, name) for name in OPTIONAL],
+        others="--csv and --json have",
+    )
 
 
 def _cells(total: Mapping[str, Any]) -> list[object]:
@@ -420,14 +420,6 @@ def _cells(total: Mapping[str, Any]) -> list[object]:
         "-" if value == "" or name in unknown else amount(value) if name.endswith("_micros") else value
         for name, value in cells.items()
     ]
-
-
-def _headings(names: Iterable[str]) -> list[str]:
-    return [HEADINGS.get(name, name) for name in names]
-
-
-def _of(row: Mapping[str, object], names: Iterable[str]) -> list[object]:
-    return [row[name] for name in names]
 
 
 def _line(cells: Iterable[str], widths: Iterable[int]) -> str:

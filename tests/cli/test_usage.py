@@ -207,7 +207,7 @@ def test_summary_leaves_out_the_least_important_columns_of_a_table_that_is_too_w
     assert result.stdout.splitlines()[0].split() == [
         *("day", "account", "model", "requests", "output", "charge", "cost", "unknown"),
     ]
-    left_out = "cache_write_tokens, cached_tokens, completed, margin_micros, prompt_tokens"
+    left_out = "written, cached, completed, margin, prompt"
     assert result.stderr == f"note: too wide for {left_out}; --csv and --json have all columns\n"
 
 
