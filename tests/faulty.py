@@ -516,24 +516,6 @@ class CountsUndeclared(Plugin):
 ENOUGH = Refused(400, "enough", "Enough.")
 
 
-class StopsTwice(Plugin):
-    """Ends a stream, and ends it again."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        for delta in exchange.deltas(chunk):
-            if delta.text.startswith("Gr"):
-                exchange.stop(ENOUGH, keep=delta.start)
-        if b"Gr" in chunk:
-            exchange.stop(ENOUGH)
-
-
-class StopsBeyond(Plugin):
-    """Keeps more of a chunk than it has."""
-
-    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        exchange.stop(ENOUGH, keep=len(chunk) + 1)
-
-
 class StopsWithText(Plugin):
     """Ends a stream with what is no error."""
 

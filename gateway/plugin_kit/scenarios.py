@@ -4,8 +4,7 @@ What the plugin takes is whatever changes in `on_request` and changes back by `o
 ending must give the same back. There is also a scenario for each `await` of `on_request`, from which on the store's replies
 are lost.
 
-A snapshot is of the plugin's memory and of the store, as numbers that can be compared. The exchange notes how the plugin ends
-streams.
+A snapshot is of the plugin's memory and of the store, as numbers that can be compared.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class ScenarioRunner:
         self.request_hook = "request_step" if self.entry.plans_request else "on_request"
         self._headers = headers
         self._with_store = store
-        self.stops = Stops()
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
@@ -86,8 +84,6 @@ class ScenarioRunner:
         """Return an exchange that the providers have let pass."""
         body = b"" if ending.method == "GET" else None
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
-        exchange.__class__ = WatchedExchange
-        exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
         return exchange
@@ -184,7 +180,6 @@ class ScenarioRunner:
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
-                exchange[ChunkSize] = ChunkSize(len(chunk))
                 returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
                 problems = problems or in_vain(self.plugin, hook, returned)
                 if exchange.stopped is not None:
@@ -242,31 +237,6 @@ class ScenarioResult(msgspec.Struct):
     def left(self, names: set[str]) -> set[str]:
         """Return which of `names` differ from what they were before."""
         return {name for name in names if self.before.get(name, 0) != self.after.get(name, 0)}
-
-
-class Stops:
-    """How a plugin ended streams in the scenarios so far."""
-
-    count = 0
-    twice = False
-    outside = False
-
-
-class WatchedExchange(Exchange):
-    """An exchange that notes how it is stopped. `chunk` is the size of the one that `on_chunk` sees."""
-
-    __slots__ = ()
-
-    def stop(self, error: Refused, *, keep: int = 0) -> None:
-        stops = self[Stops]
-        stops.count += self.stopped is None
-        stops.twice |= self.stopped is not None
-        stops.outside |= not 0 <= keep <= self[ChunkSize]
-        super().stop(error, keep=keep)
-
-
-class ChunkSize(int):
-    """How long the chunk is that `on_chunk` sees; 0 in other hooks."""
 
 
 def unsendable(exchange: Exchange, reply: Reply | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The checks of plugins that end streams, answer with events, or provide a dialect.
+"""The checks of plugins that read whole answers, answer with events, or provide a dialect.
 
 Each dialect is asked as for a request, and given events that it may not know.
 """
@@ -23,7 +23,7 @@ from gateway.config.decode import WrongSetting
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.plugin_kit.finding import COMPLETED, Finding, an
-from gateway.plugin_kit.scenarios import ScenarioRunner, Stops
+from gateway.plugin_kit.scenarios import ScenarioRunner
 from gateway.testing import chat_request
 
 MOST_EVENTS: Final = 100_000
@@ -45,9 +45,9 @@ ERRORS: Final = ((500, b"oops"), (401, b'{"error":{"message":"no"}}'), (429, b""
 
 async def streams(runner: ScenarioRunner) -> Finding:
     """Return the finding on how the plugin treats streams."""
-    problems = [*stop_problems(runner.stops), *await _whole_answers(runner)]
+    problems = await _whole_answers(runner)
     reply, exchange = await _reply(runner)
-    text = "ends streams" if runner.stops.count else "ends no stream of this check"
+    text = "answers with no events"
     if reply is not None and reply.events is not None:
         problems += await _whole_reply(reply.events)
         await _ended(runner, exchange)
@@ -57,14 +57,6 @@ async def streams(runner: ScenarioRunner) -> Finding:
         text = "answers with events"
     await _ended(runner, exchange)
     return Finding.of("streams", problems, text)
-
-
-def stop_problems(stops: Stops) -> Iterator[str]:
-    """Yield what is wrong with how a plugin ended streams."""
-    if stops.twice:
-        yield "`on_chunk` calls `exchange.stop` again after it has ended the stream: return after the first call"
-    if stops.outside:
-        yield "`on_chunk` keeps bytes that the chunk does not have: `keep` is from 0 to `len(chunk)`, such as `delta.start`"
 
 
 async def _whole_answers(runner: ScenarioRunner) -> list[str]:

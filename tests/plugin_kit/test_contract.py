@@ -74,8 +74,6 @@ FAULTS = {
     "EditsLate": "request: `on_response` raised GatewayError: a plugin changes the request outside of `on_request`",
     "ExplainsNoEdit": "edits: `explain` changes nothing, `on_request` seed",
     "CountsUndeclared": "edits: `on_request` reads `max_tokens` of the body: say `counts = True`",
-    "StopsTwice": "streams: `on_chunk` calls `exchange.stop` again after it has ended the stream",
-    "StopsBeyond": "streams: `on_chunk` keeps bytes that the chunk does not have",
     "StopsWithText": "request: `on_chunk` raised TypeError: an exchange is stopped with a Refused, not with 'enough'",
     "ReadsOnlyStreams": "streams: `on_response` raised KeyError: 'delta' for an answer that is not streamed: {",
     "AnswersHalf": "streams: the events of its reply end before the answer is whole",
