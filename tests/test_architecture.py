@@ -25,24 +25,16 @@ MAX_LINES = 600
 """Lines of a file: a file is one subject, and has all that a reader of that subject needs."""
 MAX_FILES = 20
 """Python files of a folder. Sub-folders count for themselves, and `__init__.py` does not count."""
-MAX_LOADED = 134
+MAX_LOADED = 136
 """Modules of the gateway that a worker loads."""
 WAY_OF_A_REQUEST = tuple(
     f"gateway/{name}" for name in ("base", "chat", "operations", "domain", "chain", "proxy", "server")
 )
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
-    "gateway and plugins": (
-        ("gateway", "plugins"),
-        51_960,
-    ),  # the operations beside chat completions; zero bytes of a full disk; what an attack on the operations found
-    "the way of a request": (
-        WAY_OF_A_REQUEST,
-        14_785,
-    ),  # the operations beside chat completions
-    "tests without tests/bench": (
-        ("tests",),
-        71_445,
-    ),  # the operations beside chat completions; zero bytes of a full disk; streams ahead of the clock; an attack; a dead gateway
+    # Operations beside chat completions and the answers that upstreams keep; the log in PostgreSQL; routing to other models.
+    "gateway and plugins": (("gateway", "plugins"), 52_140),
+    "the way of a request": (WAY_OF_A_REQUEST, 15_510),
+    "tests without tests/bench": (("tests",), 70_520),
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

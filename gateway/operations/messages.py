@@ -32,7 +32,7 @@ from gateway.chat.request import (
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
 from gateway.config.channel import Channel, CredentialPlace
 from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts
-from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
+from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
 from gateway.operations.typed_events import NULL, part
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
 

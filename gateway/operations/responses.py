@@ -39,7 +39,7 @@ from gateway.chat.request import (
 from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
-from gateway.operations.parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
+from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
 from gateway.operations.response_events import ITEMS, ResponseEvents, WatchedResponseEvents, item_ids
 from gateway.operations.typed_events import NULL
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat

@@ -1,4 +1,4 @@
-"""Answers that the public port makes by itself: errors in the head of a request, and the response object that aiohttp gets."""
+"""Errors of the head of a request, and the response object that aiohttp gets in place of one of its own."""
 
 from __future__ import annotations
 
