@@ -4,7 +4,7 @@
   token, but never less than one token for each event with text. What surrounds the text is not counted. Text that an event
   repeats in a second field is counted once. Where an event has log probabilities, it has one token for each of them.
 - Only a sample of the events is parsed, and only when an estimate is needed. The sample is spread over the whole stream: when
-  it is full, every second event leaves it, and from then on half as many are taken.
+  it is full, every second read leaves it, and from then on half as many are taken.
 - Other events have the mean tokens of the sample, and a token for every four bytes by which they are longer: nearly always, all
   that varies is the text. Where they have log probabilities, the bytes say nothing.
 - A large event is parsed when it arrives: it may be a long text, or a picture or encrypted reasoning.
@@ -28,6 +28,10 @@ from gateway.chat.sse import CARRIAGE_RETURN, FIELDS, FIRST_CHOICE, LINE_FEED, p
 from gateway.chat.usage import BYTES_PER_TOKEN
 
 MAX_SAMPLES: Final = 16
+"""Reads in the sample, most of them of one event."""
+MAX_SAMPLE: Final = 4096
+"""Bytes of one with several events; a longer one is divided."""
+MAX_SAMPLED: Final = 8192
 LARGE: Final = 1024
 """Bytes above which an event is measured when it arrives."""
 MAX_UNMEASURED: Final = 4
@@ -83,23 +87,22 @@ class OutputCounter:
 
     def add(self, data: bytes, events: int) -> None:
         """Count `events` complete events, whose bytes are `data`."""
-        size = len(data)
-        before = self.events
-        if size > LARGE or before + events > self._next:
-            if events > 1 and (before + events > self._next or _has_longer_event(data, LARGE)):
-                for event in whole_events(data):
-                    self.add(event, 1)
-                return
-            if events == 1 and size > LARGE:
-                self.add_measured(data)
-                return
-            if events == 1:
-                self._samples.append(data)
-                self._next += self._stride
-                if len(self._samples) == MAX_SAMPLES:
-                    self._thin_out()
+        size, before = len(data), self.events
+        if size > LARGE and events == 1:
+            self.add_measured(data)
+            return
+        sampled = before + events > self._next
+        if size > LARGE and ((sampled and size > MAX_SAMPLE) or _has_longer_event(data, LARGE)):
+            for event in whole_events(data):
+                self.add(event, 1)
+            return
         self.bytes += size
         self.events = before + events
+        if sampled:
+            self._samples.append(data)
+            self._next = self.events - 1 + self._stride
+            if len(self._samples) == MAX_SAMPLES or sum(map(len, self._samples)) > MAX_SAMPLED:
+                self._thin_out()
 
     def add_unread(self, size: int) -> None:
         """Count so many bytes of an event that is too long to be read, all of them as text."""
@@ -126,14 +129,15 @@ class OutputCounter:
         while self._unmeasured:
             self._measure(self._unmeasured.pop())
         text, least = self._measured_text, float(self._measured_least)
-        if self._samples:
+        sampled = [event for data in self._samples for event in whole_events(data + b".")]  # it may end with \r
+        if sampled:
             # The first event often has the role alone, and is unlike all others.
-            first, *rest = map(event_tokens, self._samples)
+            first, *rest = map(event_tokens, sampled)
             text, least = text + first, least + (first > 0)
             if rest:
-                events, sizes = self.events - 1, [len(sample) for sample in self._samples[1:]]
-                longer = self.bytes - len(self._samples[0]) - events * sum(sizes) / len(sizes)
-                if any(LOGPROBS in sample for sample in self._samples):
+                events = self.events - 1
+                longer = self.bytes - len(sampled[0]) - events * sum(map(len, sampled[1:])) / len(rest)
+                if any(LOGPROBS in event for event in sampled):
                     longer = 0.0
                 text += max(0.0, events * sum(rest) / len(rest) + longer / BYTES_PER_TOKEN)
                 least += events * sum(tokens > 0 for tokens in rest) / len(rest)
@@ -145,10 +149,10 @@ class OutputCounter:
         self._measured_text += tokens
 
     def _thin_out(self) -> None:
-        """Remove every second event of the sample."""
+        """Remove every second read of the sample."""
         del self._samples[1::2]
+        self._next = self.events - 1 + self._stride
         self._stride *= 2
-        self._next = len(self._samples) * self._stride
 
 
 def _has_longer_event(data: bytes, limit: int) -> bool:
