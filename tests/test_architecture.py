@@ -31,10 +31,11 @@ WAY_OF_A_REQUEST = tuple(
     f"gateway/{name}" for name in ("base", "chat", "operations", "domain", "chain", "proxy", "server")
 )
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
-    # Operations beside chat completions and the answers that upstreams keep; the log in PostgreSQL; routing to other models.
-    "gateway and plugins": (("gateway", "plugins"), 52_140),
-    "the way of a request": (WAY_OF_A_REQUEST, 15_510),
-    "tests without tests/bench": (("tests",), 70_520),
+    # Operations beside chat completions and the answers that upstreams keep; the log in PostgreSQL; routing to other
+    # models; what an attack on these found.
+    "gateway and plugins": (("gateway", "plugins"), 52_155),
+    "the way of a request": (WAY_OF_A_REQUEST, 15_525),
+    "tests without tests/bench": (("tests",), 70_535),
 }
 """Folders, with how many lines of Python they may have: code, docstrings and blanks alike. Whoever adds lines takes others away,
 or raises a budget and says why beside it."""

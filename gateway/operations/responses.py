@@ -107,6 +107,7 @@ PRINTABLE: Final = re.compile(r"[!-~]*")
 RETRYABLE: Final = frozenset((500, 502, 503, 504))
 
 _NESTED: Final = ("content", "output", "summary")
+_EMPTY: Final = re.compile(rb'(?:null|[\s\[\]{},:"])*+')
 
 
 class _Audio(msgspec.Struct):
@@ -347,7 +348,7 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
             parts.refer(item.id)
             continue
         empty = item.type in ENCRYPTED and not (_is_given(item.encrypted_content) or _is_given(item.content))
-        if item.id and (empty or (item.type == "message" and item.content is ABSENT)):
+        if item.id and (empty or (item.type in ("", "message") and not _is_given(item.content))):
             parts.refer(item.id)
         if item.type not in (*KINDS, *TEXTS) and not any_type:
             raise unpriced("input", f"send items and parts of the types {KNOWN_TYPES}")
@@ -365,7 +366,8 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
 
 
 def _is_given(value: msgspec.Raw) -> bool:
-    return bytes(memoryview(value)[:4]) not in (b"", b"null", b'""', b"[]", b"{}")
+    """Return whether a value has more than the marks of JSON: without, an upstream may look for what the item's id names."""
+    return _EMPTY.fullmatch(memoryview(value)) is None
 
 
 def _encoded_bytes(item: _Item, kind: int) -> int:

@@ -162,7 +162,9 @@ class UpstreamCall:
         for fresh in (False, True):
             opened = await self._open(endpoint, fresh=fresh)
             if opened is None:
-                return failure.unreachable()
+                timers, now = self.candidate.channel.timers, time.monotonic()
+                hurried = now >= self.deadline and now - self.began < min(timers.connect, timers.first_byte)
+                return failure.out_of_time() if hurried else failure.unreachable()
             upstream, used = opened
             self.upstream = upstream
             try:

@@ -179,9 +179,16 @@ def is_too_long(detail: Mapping[str, str]) -> bool:
 
 def words_of(detail: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamWords:
     """Return an upstream's own words about an error, cut and without anything that may be a secret."""
-    text = detail.get("message") or _TAG.sub(" ", scrubbed(body[:MAX_WORDS_READ].decode(errors="replace"), credentials))
+    text = detail.get("message") or _TAG.sub(" ", _beginning(body, credentials))
     given = (text, detail.get("code", ""), detail.get("type", ""))
     return UpstreamWords(*(without_secrets(" ".join(each.split())[:MOST_WORDS]) for each in given))
+
+
+def _beginning(body: bytes, credentials: Sequence[str]) -> str:
+    """Return the beginning of a body without the channel's credentials, also without one that the cut divides."""
+    text = scrubbed(body[:MAX_WORDS_READ].decode(errors="replace"), credentials)
+    longest = max(map(len, credentials), default=0)
+    return text[:-longest] if longest and len(body) > MAX_WORDS_READ else text
 
 
 def of_dialect(plugin: str) -> UpstreamFailure:
@@ -198,6 +205,12 @@ def unreachable() -> UpstreamFailure:
     """Return the failure of a channel to which there is no connection."""
     text = "The upstream cannot be reached. Retry later or choose another model."
     return UpstreamFailure(failed(text, "upstream_unreachable"), not_the_request=True)
+
+
+def out_of_time() -> UpstreamFailure:
+    """Return the failure of a request whose time was over before its upstream could be called, by its own body or by plugins."""
+    text = "The time of this request was over before an upstream could be called. Send its body faster."
+    return UpstreamFailure(Refused(504, "upstream_timeout", text), final=True)
 
 
 def dropped() -> UpstreamFailure:

@@ -275,9 +275,7 @@ class Credentials:
 
     def another(self, credential: str, channel: str, account: str, failed: UpstreamFailure) -> bool:
         """Note that a call of an account failed. Return whether it is to be repeated with the next credential."""
-        if failed.spent:
-            self.refused(credential, channel, failed.why, spent=True)
-        elif not (failed.credential_refused or failed.forbidden) or (
+        if not (failed.spent or failed.credential_refused or failed.forbidden) or (
             self._doubt(credential, channel, account, failed) and failed.why == "403"
         ):
             return False
@@ -308,11 +306,12 @@ class Credentials:
         """Set a credential aside for an account, or for all where the doubt is over. Return whether there still is doubt."""
         index = self._all.index(credential)
         accounts = self._in_doubt.get(index, frozenset())
-        if accounts and (failed.credential_refused or account not in accounts):
-            self.refused(credential, channel, f"{failed.why}{' for several accounts' if failed.forbidden else ''}")
+        if accounts and (account not in accounts or (failed.credential_refused and not failed.spent)):
+            why = f"{failed.why}{' for several accounts' if failed.forbidden else ''}"
+            self.refused(credential, channel, why, spent=failed.spent)
             return False
         self._in_doubt[index] = frozenset((account,))
-        if failed.credential_refused:
+        if failed.credential_refused or failed.spent:
             self._states.on_refused(channel, index, len(self._all), False)
         log.warning(
             "credential_in_doubt", channel=channel, index=index, of=len(self._all), account=account, reason=failed.why

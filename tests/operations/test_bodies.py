@@ -26,7 +26,7 @@ from gateway.operations.input_only import (
 from gateway.operations.messages import MessagesFormat, MessageTokensFormat
 from gateway.operations.operation import SERVED
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponsesFormat
-from gateway.operations.wire_format import WireFormat
+from gateway.operations.wire_format import CheckedBody, WireFormat
 
 MESSAGE: dict[str, Any] = {
     "model": "m",
@@ -477,6 +477,14 @@ def test_what_is_no_object_has_no_keys(value: Any) -> None:
         ResponsesFormat(),
         {"model": "m", "input": [{"type": "message", "content": "a", "edits": value, "tools": value}]},
     )
+
+
+@pytest.mark.parametrize("nothing", ["null", "[ ]", "[\n]", "{ }", '" "'])
+@pytest.mark.parametrize("item", ['"content": %s', '"type": "reasoning", "summary": [], "encrypted_content": %s'])
+def test_an_item_with_nothing_but_an_id_names_an_earlier_answer(item: str, nothing: str) -> None:
+    checked = body(ResponsesFormat(), b'{"model": "m", "input": [{"id": "x", %b}]}' % (item % nothing).encode())
+    assert isinstance(checked, CheckedBody)
+    assert checked.refers == ("x",)
 
 
 def test_an_item_has_few_keys() -> None:

@@ -140,12 +140,18 @@ def test_a_conversation_keeps_its_credential_in_each_process_and_comes_back(cloc
     assert all_of(workers[0]) == before
 
 
-def test_a_spent_credential_rests_until_told(clock: FakeClock) -> None:
+def test_a_spent_credential_rests_until_told_once_two_accounts_have_met_it(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b"])
-    assert credentials.another("a", "openai", "one", SPENT)
+    for _ in range(2):
+        assert credentials.another("a", "openai", "one", SPENT)
+        assert [credentials.next("openai", "one") for _ in range(3)] == ["b", "b", "b"]
+        assert sorted(credentials.next("openai", "two") for _ in range(2)) == ["a", "b"], (
+            "one large request may cause it"
+        )
+    assert credentials.another("a", "openai", "two", SPENT)
     credentials.worked("a", "openai", ())
     clock.now += 10 * SUSPENDED_S
-    assert [credentials.next("openai", "two") for _ in range(3)] == ["b", "b", "b"]
+    assert [credentials.next("openai", "three") for _ in range(3)] == ["b", "b", "b"]
 
 
 def test_a_403_sets_a_credential_aside_for_its_account_only(clock: FakeClock) -> None:

@@ -109,6 +109,13 @@ def test_an_error_about_the_credential_is_not_shown(status: int, error: dict[str
     assert error["message"].replace("key-one", "[redacted]") == result.said.message
 
 
+PAGE = b" " * (4096 - 12) + b"zebra-password-kangaroo" + b" and more" * 9
+
+
+def test_a_credential_at_the_end_of_what_is_read_is_not_kept() -> None:
+    assert "zebra" not in str(failure.words_of({}, PAGE, ["zebra-password-kangaroo"]))
+
+
 @pytest.mark.parametrize(
     ("text", "message", "code"),
     [
