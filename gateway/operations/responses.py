@@ -107,7 +107,7 @@ PRINTABLE: Final = re.compile(r"[!-~]*")
 RETRYABLE: Final = frozenset((500, 502, 503, 504))
 
 _NESTED: Final = ("content", "output", "summary")
-_EMPTY: Final = re.compile(rb'(?:null|[\s\[\]{},:"])*+')
+_EMPTY: Final = re.compile(rb'(?:null|[\s\[\]{},:"])*')
 
 
 class _Audio(msgspec.Struct):

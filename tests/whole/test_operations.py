@@ -204,10 +204,12 @@ async def test_each_ending_of_a_response(
 
 
 async def test_a_caller_that_leaves_pays_for_what_was_generated(tmp_path: Path) -> None:
-    async with serving(tmp_path, [*stream(START, 0.3, delta("x"), end(output_tokens=40) + STOP), LAST]) as (books, _):
+    script = [*stream(START, 0.3, delta("x"), end(output_tokens=40) + STOP), LAST]
+    async with serving(tmp_path, script) as (books, upstream):
         _, writer = await asyncio.open_connection("127.0.0.1", books.port)
         writer.write(post(MESSAGES, books.token, ASKED | {"stream": True}))
-        await asyncio.sleep(0.15)
+        await asyncio.wait_for(upstream.arrived.wait(), PATIENCE_S)
+        await asyncio.sleep(0.1)
         writer.transport.abort()
         async with asyncio.timeout(PATIENCE_S):
             while not await books.charges():
