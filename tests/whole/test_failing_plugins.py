@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, running
+from tests.patience import PATIENCE_S
 from tests.whole import failing
 
 FILE = Path(failing.__file__)
@@ -37,8 +39,9 @@ async def test_each_failing_hook_is_logged_with_the_plugin_and_its_line(
             (line,) = [line for line in logged if line["event"] == event]
             assert (line["plugin"], line["hook"], line["at"]) == ("fails", hook, f"{FILE}, line {LINE}")
             assert line["request_id"] == request_id
-            record = await gateway.store.usage.find(request_id)
-            assert record is not None
+            async with asyncio.timeout(PATIENCE_S):  # an error is sent before its end is written
+                while (record := await gateway.store.usage.find(request_id)) is None or record.outcome is None:
+                    await asyncio.sleep(0.01)
             assert record.refused_by == ("" if hook == "on_end" else "fails")
 
 
