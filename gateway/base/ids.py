@@ -16,6 +16,9 @@ from uuid_utils import uuid7
 
 from gateway.base.log import log
 
+EXTERNAL: Final = "ext:"
+"""What stands before an external id where an account's id is expected."""
+
 LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: no later time is written."""
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.base.errors import Misconfigured, StoreAway
+from gateway.base.ids import EXTERNAL
 from gateway.base.text import counted, shown
-from gateway.cli.client import EXTERNAL, At
+from gateway.cli.client import At
 from gateway.cli.common import amount, micros, print_json
 
 if TYPE_CHECKING:

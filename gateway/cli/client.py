@@ -21,6 +21,7 @@ import typer
 from msgspec import UNSET
 
 from gateway.base.errors import Misconfigured
+from gateway.base.ids import EXTERNAL
 from gateway.base.text import shown
 from gateway.cli.common import (
     ConfigOption,
@@ -111,15 +112,7 @@ class At:
 
     async def account(self, name: str) -> str:
         """Return the id of an account that is named by its id, or by `ext:` and its external id."""
-        if not name.startswith(EXTERNAL):
-            return name
-        external_id = name.removeprefix(EXTERNAL)
-        found = await self.lines("accounts.list_", size=1, most=1, external_id=external_id) if external_id else []
-        if not found:
-            from gateway.store.external_ids import no_owner
-
-            raise no_owner(external_id)
-        return str(found[0].id)
+        return str((await self.do("accounts.read", name)).id) if name.startswith(EXTERNAL) else name
 
     async def zone(self) -> tzinfo:
         """Return the time zone in which the configuration counts days."""
@@ -279,10 +272,6 @@ def who() -> str:
     except (KeyError, OSError):  # a container may have no name for its user
         user = str(os.getuid())
     return f"command of {user}@{socket.gethostname()}"
-
-
-EXTERNAL: Final = "ext:"
-"""What stands before an external id where a command takes an account's id."""
 
 
 def account_of(config: Path | None, name: str) -> str:

@@ -222,9 +222,7 @@ class Accounts:
         keys = [account_key(account_id), wallet_key(account_id), f"gw:{{{account_id}}}:made"]
         reply = await self._client.run(_WRITE, keys, [which, _ABOUT, key, KEY_KEPT_S, *flat])
         if reply == b"EXISTS":
-            raise AccountError(
-                f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
-            ).of_kind("exists")
+            raise AccountError(f"the account `{account_id}` exists already").of_kind("exists")
         if reply == b"CHANGED":
             raise AccountChanged(f"the account `{account_id}` is being changed by others: try again")
         if reply == b"UNKNOWN":
@@ -343,7 +341,7 @@ def _amount(credit_line: int) -> int:
 
 def unknown(account_id: str) -> AccountError:
     """Return the error for an account that does not exist."""
-    return AccountError(f"there is no account `{account_id}`: `gateway account list` shows all").of_kind("not_found")
+    return AccountError(f"there is no account `{account_id}`; look it up in the list of accounts").of_kind("not_found")
 
 
 class AccountEntry(NamedTuple):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.base import crash_points
+from gateway.base.ids import EXTERNAL
 from gateway.store.accounts import Account, AccountError, AccountStatus, account_key
 from gateway.store.client.client import Client, Script
 
@@ -51,6 +52,15 @@ class ExternalIds:
         """Return the id of the account with this external id, or None."""
         claim = await self._claim(external_id)
         return claim.account if claim.account and await self._confirms(claim.account, external_id) else None
+
+    async def resolve(self, name: str) -> str:
+        """Return the id of an account that is named by its id, or by `ext:` and its external id. Raises `AccountError`."""
+        if not name.startswith(EXTERNAL):
+            return name
+        external_id = name.removeprefix(EXTERNAL)
+        if not (found := await self.find(external_id)):
+            raise no_owner(external_id)
+        return found
 
     @asynccontextmanager
     async def claimed(self, account_id: str, external_id: str) -> AsyncIterator[None]:
@@ -116,10 +126,8 @@ class ExternalIds:
         if status is not None and status.decode() == AccountStatus.CLOSED:
             return
         if await self._confirms(claim.account, external_id):
-            raise AccountError(
-                f"the external id {external_id!r} belongs to the account `{claim.account}`: "
-                f"see `gateway account show {claim.account}`"
-            ).of_kind("exists")
+            text = f"the external id {external_id!r} belongs to the account `{claim.account}`"
+            raise AccountError(text).of_kind("exists")
         if not _is_old(claim, now_ms):
             raise AccountError(
                 f"the external id {external_id!r} is being given to the account `{claim.account}`: try again in a minute"
@@ -165,9 +173,8 @@ def check(external_id: str) -> None:
 
 def no_owner(external_id: str) -> AccountError:
     """Return the error for an external id that no account has."""
-    return AccountError(f"no account has the external id {external_id!r}: `gateway account list` shows all").of_kind(
-        "not_found"
-    )
+    text = f"no account has the external id {external_id!r}; look it up in the list of accounts"
+    return AccountError(text).of_kind("not_found")
 
 
 def _is_old(claim: ExternalIdClaim, now_ms: int) -> bool:

@@ -274,7 +274,7 @@ class Tokens:
     async def _check_account(self, account: str) -> None:
         status = await self._client.call("HGET", account_key(account), "status")
         if status is None or status.decode() == AccountStatus.CLOSED:
-            raise NoSuch(f"there is no open account `{account}`: `gateway account list` shows all")
+            raise NoSuch(f"there is no open account `{account}`; look it up in the list of accounts")
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
@@ -353,10 +353,10 @@ class Tokens:
     async def _read(self, token_id: str) -> bytes:
         ids = _ID.fullmatch(token_id)
         if ids is None:  # it may be the text of a token: never repeat it
-            raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
+            raise TokenError("a token's id is like ACCOUNT-1a2b3c4d; look it up in the list of tokens")
         raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
         if raw is None:
-            raise NoSuch(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
+            raise NoSuch(f"there is no token `{token_id}`; look it up in the list of tokens of `{ids[1]}`")
         return raw
 
     async def _swap(self, token_id: str, expected: bytes, record: TokenRecord | None) -> bool:
@@ -481,7 +481,7 @@ def _check_replaceable(token: Token, expires_at: int | None) -> None:
     if token.replaced_by:
         raise TokenError(f"`{token.id}` was replaced by `{token.replaced_by}` already: rotate that one")
     if token.status is TokenStatus.DISABLED:
-        raise TokenError(f"`{token.id}` is disabled: `gateway token enable {token.id}` first, or create another")
+        raise TokenError(f"`{token.id}` is disabled: enable it first, or create another")
     if expires_at is None and token.expires_at is not None and token.expires_at <= time.time():
         raise TokenError(f"`{token.id}` has expired: say when the new one expires, as in `--expires 30d`")
 

@@ -104,7 +104,7 @@ def test_external_ids_are_imported_and_name_accounts_to_credit(tmp_path: Path) -
     payments = ["external_id,amount,transaction", "a@example.com,5,t1", "d,6,t2", "nobody,1,t3", ",1,t4"]
     result = report("credit", "--from", written(tmp_path, *payments), code=1)
     assert [refused["message"] for refused in result["refused"]] == [
-        "no account has the external id 'nobody': `gateway account list` shows all",
+        "no account has the external id 'nobody'; look it up in the list of accounts",
         "it names no account",
     ]
     assert result["credited_micros"] == 11_000_000

@@ -87,4 +87,4 @@ async def test_an_account_without_lines_and_one_that_does_not_exist(request_id: 
     assert (await ledger("bob")).stdout == "The ledger of `bob` has no lines yet.\n"
     missing = await ledger("carol")
     assert (missing.exit_code, missing.stdout) == (3, "")
-    assert missing.stderr == "gateway: there is no account `carol`: `gateway account list` shows all\n"
+    assert missing.stderr == "gateway: there is no account `carol`; look it up in the list of accounts\n"

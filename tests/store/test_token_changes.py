@@ -69,7 +69,7 @@ async def test_what_cannot_be_replaced_says_what_to_do(client: Client, tokens: T
     await tokens.set_status(disabled.id, TokenStatus.DISABLED)
     refusals = [
         (old.id, f"was replaced by `{new.id}` already: rotate that one"),
-        (disabled.id, f"`gateway token enable {disabled.id}` first"),
+        (disabled.id, f"`{disabled.id}` is disabled: enable it first"),
         (expired.id, "`--expires 30d`"),
         ("alice-00000000", "there is no token `alice-00000000`"),
         (old.token, "a token's id is like ACCOUNT-1a2b3c4d"),

@@ -23,7 +23,7 @@ import msgspec
 
 from gateway.admin.actions.action import Action, Arguments, Scope
 from gateway.base.errors import GatewayError, Refused, StoreAway
-from gateway.base.ids import new_id
+from gateway.base.ids import EXTERNAL, new_id
 from gateway.base.log import log
 from gateway.config.schema import Loaded
 from gateway.domain.facts import AccountLimits
@@ -101,6 +101,7 @@ class LocalClient:
     async def perform(self, action: Action[Any, Any], arguments: Arguments) -> Any:
         """Do an action. Raises `Refused` (403) without its scope, and what the action raises."""
         self.actor.need(action.scope)
+        arguments = await self._by_ids(arguments)
         own = LocalClient(self.loaded, self.store, self.actor, self.key, running=self.running)
         if not action.audited:
             return await action.run(own, arguments)
@@ -110,6 +111,16 @@ class LocalClient:
         part = CALLERS if self.actor.account else OPERATORS
         async with audited(self.store.client, self.actor.name, action.name, arguments, part) as own.change:
             return await action.run(own, arguments)
+
+    async def _by_ids(self, arguments: Arguments) -> Arguments:
+        """Return the arguments with the id of an account that is named by `ext:` and its external id. Raises `AccountError`."""
+        path, query = arguments.path, arguments.query
+        if path.get("account", "").startswith(EXTERNAL):
+            path = {**path, "account": await self.store.external_ids.resolve(path["account"])}
+        if query is not None and (getattr(query, "account", None) or "").startswith(EXTERNAL):
+            account = await self.store.external_ids.resolve(query.account)  # type: ignore[attr-defined]
+            query = msgspec.structs.replace(query, account=account)
+        return Arguments(path, query, arguments.body)
 
 
 class RecordedChange:

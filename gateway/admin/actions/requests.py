@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from gateway.admin.actions.accounts import existing
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.times import Since, Until, between
@@ -116,8 +117,11 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 
 @action("GET", "/requests", Scope.READ)
 async def list_(client: LocalClient, query: Requests) -> RequestPage:
-    """List requests of all gateways of the store, newest first."""
-    return await asyncio.to_thread(_list, client.usage_home, query)
+    """List requests of all gateways of the store, newest first. 404 for an account that there is not."""
+    found = await asyncio.to_thread(_list, client.usage_home, query)
+    if query.account and not found.data and not found.next:
+        await check_account(client, query.account)
+    return found
 
 
 @action("GET", "/requests/{id}", Scope.READ)
@@ -135,6 +139,12 @@ async def trace(client: LocalClient, id: str) -> Story:  # noqa: A002
     found = await _find(client, id)
     told = [] if found.record is None else steps(found.record)
     return Story(id=id, verdict=verdict(found), record=found.record, steps=told, unasked=found.unasked)
+
+
+async def check_account(client: LocalClient, account: str) -> None:
+    """Raise `AccountError` for an account that the store does not have, and the usage log has no requests of."""
+    if not (await asyncio.to_thread(_list, client.usage_home, Requests(account=account, limit=1))).data:
+        await existing(client, account)
 
 
 def record_of(found: FoundRecord) -> Record:

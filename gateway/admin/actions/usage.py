@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.admin.actions.action import Scope, action
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile, Feed
-from gateway.admin.actions.requests import Filters, Text, wanted_of
+from gateway.admin.actions.requests import Filters, Text, check_account, wanted_of
 from gateway.admin.actions.times import Since, Until, between
 from gateway.base.errors import Refused
 from gateway.base.text import csv_line
@@ -123,9 +123,15 @@ class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @action("GET", "/usage/summary", Scope.READ)
 async def summary(client: LocalClient, query: SumsQuery) -> Summary:
-    """Add up requests, tokens, charges, costs and margins by any of the groups. Times are those of the arrival, in UTC."""
+    """Add up requests, tokens, charges, costs and margins by any of the groups. Times are those of the arrival, in UTC.
+
+    404 for an account that there is not.
+    """
     by, selected = groups(query.by), _selected(query)
-    return await asyncio.to_thread(_summary, client.usage_home, by, selected, query)
+    found = await asyncio.to_thread(_summary, client.usage_home, by, selected, query)
+    if query.account and not found.lines:
+        await check_account(client, query.account)
+    return found
 
 
 @action("GET", "/usage/export.csv", Scope.READ)

@@ -8,9 +8,9 @@ from aiohttp import web
 
 from gateway.admin.actions import requests, usage
 from gateway.admin.actions.requests import Filters, Requests
-from gateway.admin.http.api import send_csv
+from gateway.admin.http.api import refused, send_csv
 from gateway.admin.pages.view import Page, View, body
-from gateway.base.errors import Refused
+from gateway.base.errors import GatewayError
 from gateway.domain.exchange import Outcome
 
 LISTED: Final = 50
@@ -21,16 +21,16 @@ async def index(view: View) -> web.StreamResponse:
     search = view.search(Requests)
     if len(search.asked["id"]) == len("01a2073d-8dfa-7570-ba85-161b83b2b632"):
         return view.go(f"/requests/{search.asked['id']}")
-    page, problem = None, None
+    page, problem, status = None, None, 200
     try:
         page = await requests.list_(view.client, query=body(Requests, limit=LISTED, **search.asked))
-    except Refused as error:
-        if error.status != 400:
+    except GatewayError as error:
+        if (answer := refused(error)).status not in (400, 404):
             raise
-        problem = error.message
+        problem, status = answer.message, answer.status
     return view.page(
         "requests.html",
-        200 if problem is None else 400,
+        status,
         page=page,
         search=search,
         problem=problem,

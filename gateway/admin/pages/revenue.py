@@ -15,9 +15,9 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.times import between
 from gateway.admin.actions.usage import Summary, SumsQuery
-from gateway.admin.http.api import send_csv
+from gateway.admin.http.api import refused, send_csv
 from gateway.admin.pages.view import Page, Plot, View, body, plot_of
-from gateway.base.errors import Refused
+from gateway.base.errors import GatewayError
 from gateway.base.text import csv_line
 
 GROUPS: Final = ("day", "account", "model", "channel")
@@ -42,19 +42,19 @@ def _first_day() -> str:
 async def show(view: View) -> web.StreamResponse:
     """Show the sums of a time, by default the last 30 days."""
     by = _by(view)
-    problem, found, plot = None, None, None
+    problem, found, plot, status = None, None, None, 200
     terms = _terms(view)
     try:
         days = await usage.summary(view.client, query=_wanted(["day"], terms, usage.MOST_LINES))
         found = days if by == ["day"] else await usage.summary(view.client, query=_wanted(by, terms, LINES))
         plot = _plot(days, terms)
-    except Refused as error:
-        if error.status != 400:
+    except GatewayError as error:
+        if (answer := refused(error)).status not in (400, 404):
             raise
-        problem = error.message
+        problem, status = answer.message, answer.status
     return view.page(
         "money.html",
-        200 if problem is None else 400,
+        status,
         asked=view.search(SumsQuery).asked,
         since=terms["since"],
         by=by,

@@ -24,3 +24,18 @@ async def test_requests_are_followed_by_model_and_outcome(api: Client, local_cli
             event = (await response.content.readuntil(b"\n\n")).decode()
         assert decode(event.splitlines()[1].removeprefix("data: ")) == mine
     rows.close()
+
+
+async def test_an_external_id_names_its_account_in_paths_and_filters(api: Client) -> None:
+    body = {"id": "alice", "external_id": "cus_Q1"}
+    assert (await api.post("/api/v1/accounts", json=body, headers=HEADERS)).status == 201
+    for path in ("accounts/ext:cus_Q1", "accounts/ext:cus_Q1/tokens", "requests?account=ext:cus_Q1"):
+        assert (await api.get(f"/api/v1/{path}", headers=HEADERS)).status == 200, path
+    token = await api.post("/api/v1/accounts/ext:cus_Q1/tokens", json={}, headers=HEADERS)
+    assert (await token.json())["id"].startswith("alice-")
+    for path in ("accounts/{}", "requests?account={}", "usage/summary?account={}"):
+        for name, words in (("ext:cus_Q2", "the external id 'cus_Q2'"), ("nobody", "There is no account `nobody`")):
+            answer = await api.get(f"/api/v1/{path.format(name)}", headers=HEADERS)
+            assert answer.status == 404, path
+            assert words in (text := await answer.text()), path
+            assert "`gateway" not in text

@@ -18,7 +18,9 @@ def rows(house: House) -> UsageDatabase:
 async def test_without_requests_the_page_says_how_one_comes_here(house: House) -> None:
     browser = await house.browser()
     assert "No request yet" in (await browser.get("/requests"))[1]
-    assert "No request fits this search" in (await browser.get("/requests?account=alice"))[1]
+    assert "No request fits this search" in (await browser.get("/requests?model=m"))[1]
+    status, text = await browser.get("/requests?account=nobody")
+    assert (status, "There is no account `nobody`" in text) == (404, True)
 
 
 async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDatabase) -> None:

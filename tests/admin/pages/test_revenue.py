@@ -44,7 +44,9 @@ async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageDataba
         ("a", "openai", "246", "200"),
         ("b", "openai", "123", "0"),
     }
-    assert "Nothing was charged" in (await browser.get("/money?account=nobody"))[1]
+    assert "Nothing was charged" in (await browser.get("/money?model=none"))[1]
+    status, text = await browser.get("/money?account=nobody")
+    assert (status, "There is no account `nobody`" in text) == (404, True)
     assert "Nothing was charged" in (await browser.get("/money?since=2001-01&until=2001-02"))[1]
     for query in ("?since=x", "?since=2026-11-22&until=2026-11-21"):
         status, text = await browser.get(f"/money{query}")
