@@ -26,11 +26,9 @@ from gateway import (
     Services,
     Step,
     StoreAway,
-    arrival_ms,
     hashed_reference,
     reference_in,
     shown_name,
-    utc,
 )
 from plugins.pacing import CountedRefusals
 
@@ -87,7 +85,7 @@ class UsageLogger(Plugin):
         After too many refusals from an address, its records are opened only once the chain has admitted the request. Raises
         `Refused` for a reference that cannot be kept.
         """
-        arrival = exchange[Arrival] = Arrival(_opened(exchange, self.usage.gateway))
+        arrival = exchange[Arrival] = Arrival(self.usage.opened(exchange))
         if self._counted.defers(exchange.request.peer):
             exchange.before_upstream(Deferred(self, exchange))
         else:
@@ -188,16 +186,6 @@ class Deferred:
             arrival.written = self._logger.usage.submit_arrival(arrival.record)
             yield from arrival.written
         return None
-
-
-def _opened(exchange: Exchange, gateway: str) -> Record:
-    return Record(
-        id=exchange.id,
-        arrived_at=utc(arrival_ms(exchange.id)),
-        operation=exchange.request.operation,
-        config=exchange.generation,
-        gateway=gateway,
-    )
 
 
 def _certain(exchange: Exchange) -> dict[str, object]:

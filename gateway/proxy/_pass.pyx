@@ -110,9 +110,8 @@ cdef class EventPass:
             return
         self._relay, self._caller, self._exchange, self._events = relay, relay._caller, relay._exchange, relay.events
         self._output, self._ended = relay.events.output, relay.ended
-        self._secrets = tuple([credential.encode() for credential in relay.channel.scrubbed])
         # A credential is visible ASCII, see `Channel`: it is in one event, and mostly between two quotes.
-        self._shortest = min([0 if b'"' in secret else len(secret) for secret in self._secrets], default=sys.maxsize)
+        self._secrets, self._shortest = relay._secrets.secrets, min(relay._secrets.shortest, sys.maxsize)
         self._now, self._write = relay._loop.time, relay._caller._transport.write
         self._max_received = relay.channel.max_response_bytes
         self._ready = False

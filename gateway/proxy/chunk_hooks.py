@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -109,19 +110,22 @@ def run_response_hooks(exchange: Exchange, hooks: Sequence[NamedResponse]) -> No
             raise exchange.stopped
 
 
+@lru_cache(16)
+def _secrets_of(credentials: tuple[str, ...]) -> tuple[tuple[bytes, ...], int]:
+    """Return the secrets, and how many novel bytes of a text may contain one. One with a quote may begin before the text."""
+    secrets = tuple([credential.encode() for credential in credentials])
+    return secrets, min([0 if QUOTE in secret else len(secret) for secret in secrets], default=ALL + 1)
+
+
 class Redaction:
     """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
 
-    __slots__ = ("_events", "_secrets", "_tail", "shortest")
+    __slots__ = ("_events", "_tail", "secrets", "shortest")
 
     def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
         self._events = events
-        self._secrets = tuple([credential.encode() for credential in credentials])
         self._tail = b""
-        self.shortest = ALL + 1
-        """How many novel bytes of a text may contain a secret. A secret with a quote may begin before the text."""
-        for secret in self._secrets:
-            self.shortest = min(self.shortest, 0 if QUOTE in secret else len(secret))
+        self.secrets, self.shortest = _secrets_of(tuple(credentials))
 
     @property
     def held(self) -> int:
@@ -133,7 +137,7 @@ class Redaction:
         whole = self._redact(self._take_held() + whole)
         if not self._events.at_boundary:
             # Part of an event that is too long to wait for: a secret may be split here.
-            keep = max(1, *(len(secret) - 1 for secret in self._secrets))
+            keep = max(1, *(len(secret) - 1 for secret in self.secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]
             self._events.output.add_unread(-len(self._tail))
         return whole
@@ -149,7 +153,7 @@ class Redaction:
         return held
 
     def _redact(self, data: bytes) -> bytes:
-        for secret in self._secrets:
+        for secret in self.secrets:
             if data.find(secret) >= 0:  # `in` would raise and drop an exception
                 data = data.replace(secret, REDACTED)
                 self._events.template.forget()

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.ids import arrival_ms, utc
 from gateway.base.log import log
+from gateway.domain.exchange import Exchange
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
 from gateway.store.client.steps import Step
 from gateway.usage.gateways import Others, others_of
 from gateway.usage.home import Home, folder_of
-from gateway.usage.record import Record, encode, line_of
+from gateway.usage.record import Record, WrittenRecord, encode, line_of
 from gateway.usage.search import Search, SearchResult
 from gateway.usage.stream import Spool, id_of, installation_of, short, streams_of
 
@@ -82,6 +84,16 @@ class UsageLog:
         self._measured = -MEASURE_S
         self._unwritten = Unwritten()
         self._search = Search(client, home, self.streams, self.known, clickhouse)
+
+    def opened(self, exchange: Exchange) -> Record:
+        """Return the record of a request that arrives."""
+        return WrittenRecord(
+            id=exchange.id,
+            arrived_at=utc(arrival_ms(exchange.id)),
+            operation=exchange.request.operation,
+            config=exchange.generation,
+            gateway=self.gateway,
+        )
 
     def submit_arrival(self, record: Record) -> asyncio.Future[object]:
         """Send an arrival with the other calls of this tick; the caller must await the future.

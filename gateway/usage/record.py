@@ -136,6 +136,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     answered_by: str = ""
 
 
+class WrittenRecord(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A record whose line leaves out what has its default value, as most fields have."""
+
+
 decode: Final = msgspec.json.Decoder(Record).decode
 """Decode a record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
 

@@ -19,6 +19,7 @@ from gateway.usage.record import (
     NUMBERS_OR_NONE,
     AttemptRecord,
     Record,
+    WrittenRecord,
     decode,
     encode,
     line_of,
@@ -30,6 +31,10 @@ def test_a_record_survives_its_encoding() -> None:
     refused = {"requested_model": "gpt-4oo", "unavailable": {"east": "is full"}}
     for record in (end(arrival()), end(arrival(), **COSTED), end(arrival(), **refused)):
         assert decode(encode(record)) == record
+        written = encode(WrittenRecord(**msgspec.structs.asdict(record)))
+        assert decode(written) == record
+        assert len(written) < len(encode(record))
+        assert b"changed_by" not in written
 
 
 WRONG: Any = AttemptRecord
