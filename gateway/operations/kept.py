@@ -2,12 +2,14 @@
 
 An id is known to the account whose request made it, with the channel and the credential that did (`gateway.store.kept_ids`). To
 anybody else there is none. The answer that it names becomes part of the prompt, although the body does not show it: its tokens are
-those that the upstream told. Where they are not known, or another model is asked, the prompt may be as long as the model allows.
+those that the upstream told. Where they are not known, or another model is asked, the prompt may be as long as the model allows: of
+an answer whose upstream may have left out a part of the conversation (`truncation`), which the next one may read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -15,11 +17,15 @@ from gateway.base.errors import Refused
 from gateway.chat.prompt import MESSAGE_ALLOWANCE
 from gateway.operations.wire_format import CheckedBody
 
+TRUNCATION: Final = "truncation"
+"""The field that lets an upstream leave out a part of the conversation."""
+
 
 class KeptId(msgspec.Struct, frozen=True, array_like=True):
     """An id of an answer, or of an item of it, that an upstream keeps. `credential`: the fingerprint of the one that made it.
 
-    `answer`: the id of the request. `tokens`: the most that it adds to a prompt, where the upstream `told` them, else an estimate.
+    `answer`: the id of the answer that it is, or is a part of. `tokens`: the most that it adds to a prompt, where the upstream
+    `told` them, else an estimate.
     """
 
     channel: str
@@ -31,9 +37,9 @@ class KeptId(msgspec.Struct, frozen=True, array_like=True):
 
 
 def with_kept(body: CheckedBody, found: Mapping[str, KeptId], context_length: int | None) -> CheckedBody:
-    """Return the body with what the ids that it names add to its prompt. `found`: those that the account has.
+    """Return the body with what the ids that it names add to its prompt. `found`: those that the caller may use.
 
-    Raises `Refused` for an id that it has not, for ids of several upstreams, and for a prompt that has no bound.
+    Raises `Refused` for another id, for ids of several upstreams, and for a prompt that has no bound.
     """
     for name in body.refers:
         if name not in found:
@@ -59,9 +65,9 @@ def with_kept(body: CheckedBody, found: Mapping[str, KeptId], context_length: in
 
 
 def unknown(name: str, param: str | None = None) -> Refused:
-    """Return the error for an id that the account has not, whoever else has it."""
+    """Return the error for an id that the caller may not name, whoever else has it."""
     shown = f" '{name}'" if name.isascii() and name.isprintable() and len(name) <= 128 else ""
-    text = f"This account has no answer or item{shown} that is kept. Send the whole conversation as 'input'."
+    text = f"There is no answer or item{shown} that you may name. Send the whole conversation as 'input'."
     return Refused(404, "response_not_found", text, param=param)
 
 

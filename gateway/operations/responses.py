@@ -39,6 +39,7 @@ from gateway.chat.request import (
 from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
+from gateway.operations.kept import TRUNCATION
 from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
 from gateway.operations.response_events import ITEMS, ResponseEvents, WatchedResponseEvents, item_ids
 from gateway.operations.typed_events import NULL
@@ -47,6 +48,8 @@ from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnsw
 LEAST_CEILING: Final = 16
 USE_CEILING: Final = "use 'max_output_tokens'"
 PREVIOUS: Final = "previous_response_id"
+WHOLE: Final = (None, "disabled")
+"""Values of `truncation` with which no part of a conversation is left out."""
 STATE: Final = ("conversation", "prompt")
 """Fields that name what the upstream was told elsewhere."""
 FIELDS: Final = FieldNames(
@@ -64,7 +67,7 @@ FIELDS: Final = FieldNames(
         *STATE,
     ),
     (
-        *("instructions", "text", "reasoning", "include", "metadata", "client_metadata", "truncation", "user"),
+        *("instructions", "text", "reasoning", "include", "metadata", "client_metadata", TRUNCATION, "user"),
         *("temperature", "top_p", "top_logprobs", "tool_choice", "parallel_tool_calls", "max_tool_calls"),
         *("prompt_cache_key", "safety_identifier"),
     ),
@@ -192,6 +195,7 @@ class ResponsesFormat(WireFormat):
         if field(top, "background", _boolean, "true or false"):
             raise not_served("background")
         previous = field(top, PREVIOUS, _text, "the id of a response")
+        truncation = field(top, TRUNCATION, _text, "a text")
         stored = field(top, "store", _boolean, "true or false") is not False
         yield
         check_option_names(field(top, "stream_options", _options, "an object, or left out") or {})
@@ -224,6 +228,7 @@ class ResponsesFormat(WireFormat):
             refers=tuple(parts.refers),
             goes_on=bool(previous),
             keeps=stored and self.streams,
+            truncates=truncation not in WHOLE,
         )
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:

@@ -44,7 +44,7 @@ class CheckedBody(Body, frozen=True):
     `ceiling`: the field with the most output tokens, which is always sent; empty where there is none. `least`: what it is at least.
     `options`: usage is asked for by `stream_options`. `refers`: the ids that it names of what an upstream keeps, of which the first
     is that of an answer that it `goes_on` from. `kept_by`: the channel that keeps them, and the fingerprint of its credential.
-    `keeps`: the upstream is to keep the answer.
+    `keeps`: the upstream is to keep the answer. `truncates`: it may leave out a part of the conversation.
     """
 
     ceiling: str = ""
@@ -54,6 +54,7 @@ class CheckedBody(Body, frozen=True):
     goes_on: bool = False
     kept_by: tuple[str, str] | None = None
     keeps: bool = False
+    truncates: bool = False
 
     def upstream(
         self,

@@ -31,7 +31,7 @@ from gateway.chat.usage import Pace, ReportedUsage, Usage
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Caller, Candidate, Route, Trace
-from gateway.operations.kept import KeptId
+from gateway.operations.kept import TRUNCATION
 from gateway.operations.wire_format import CheckedBody, WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
@@ -154,8 +154,10 @@ class UpstreamCall:
     def _keeper(self, ids: KeptIds, account: str, credential: str) -> Keeper | None:
         if not (account and isinstance(self.body, CheckedBody) and self.body.keeps):
             return None
-        kept = KeptId(self.candidate.name, fingerprint_of(credential), self.body.model, self.exchange.id)
-        return Keeper(ids, account, kept)
+        origin = (self.candidate.name, fingerprint_of(credential), self.body.model)
+        fields = self.candidate.channel.fields
+        truncates = self.body.truncates or (fields is not None and fields.replaces(TRUNCATION))
+        return Keeper(ids, account, origin, truncates=truncates)
 
     async def _send(self, endpoint: Endpoint, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""

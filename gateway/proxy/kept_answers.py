@@ -35,32 +35,36 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 
 
 class Keeper:
-    """The ids of one answer, for the account that asked for it."""
+    """The ids of one answer, for the account that asked for it. `origin`: its channel, credential and model.
 
-    def __init__(self, ids: KeptIds, account: str, kept: KeptId) -> None:
+    `truncates`: the upstream may have left out a part of the conversation, of which it tells no tokens.
+    """
+
+    def __init__(self, ids: KeptIds, account: str, origin: tuple[str, str, str], *, truncates: bool) -> None:
         self._ids = ids
         self._account = account
-        self._kept = kept
+        self._origin = origin
+        self._truncates = truncates
 
     def begin(self, name: str) -> None:
         """Remember the id of an answer that begins."""
         if name:
-            self._ids.remember(self._account, {name: self._kept}).add_done_callback(_note)
+            self._ids.remember(self._account, {name: self._part(name)}).add_done_callback(_note)
 
     async def end(self, name: str, items: Sequence[str], usage: Usage) -> None:
         """Remember the ids of an answer and of its items, with the tokens that they add to a later prompt."""
         if not name:
             return
         told = usage.source == "upstream"
-        item = KeptId(*self._origin(), usage.completion_tokens, told)
-        whole = KeptId(*self._origin(), usage.prompt_tokens + usage.completion_tokens, told)
+        item = self._part(name, usage.completion_tokens, told)
+        whole = self._part(name, usage.prompt_tokens + usage.completion_tokens, told and not self._truncates)
         written = self._ids.remember(self._account, {**dict.fromkeys(items, item), name: whole})
         with suppress(GatewayError):
             written.add_done_callback(_note)
             await written
 
-    def _origin(self) -> tuple[str, str, str, str]:
-        return self._kept.channel, self._kept.credential, self._kept.model, self._kept.answer
+    def _part(self, answer: str, tokens: int = 0, told: bool = False) -> KeptId:
+        return KeptId(*self._origin, answer, tokens, told)
 
 
 def _note(written: asyncio.Future[Any]) -> None:

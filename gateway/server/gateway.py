@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import msgspec
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -101,7 +100,6 @@ class Gateway:
 
     def _use(self, services: Services) -> None:
         self._rules = services.catalogue.body_rules(self.port)
-        self._body = IncomingBody if not self._rules.aliases else partial(AliasedBody, self._rules.aliases)
 
     async def drain(self) -> None:
         """Let open exchanges finish within `port.drain` seconds; end the rest with the error event; stop accepting.
@@ -148,7 +146,7 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)
-        body = self._body(self.port, self.budget, self.check, self.with_kept, operation.wire, request, caller)
+        body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
         if operation.wire is not None and operation.wire.id_header:
@@ -218,19 +216,28 @@ class Gateway:
         ok = f"ok, but {' and '.join(notes)}" if notes else "ok"
         caller.reply(200 if ready else 503, headers, f"{ok if ready else 'degraded'}\n".encode())
 
-    async def check(self, raw: bytes | bytearray, wire: WireFormat, owner: str) -> Body:
-        """Return the checked body in its wire format; `owner` is whose it is. Raises `Refused`."""
-        steps = wire.check(raw, self._rules)
-        return checked(steps) if len(raw) <= SMALL else await self._large_bodies.check(steps, owner)
+    async def check(self, raw: bytes | bytearray, wire: WireFormat, owner: str, exchange: Exchange | None) -> Body:
+        """Return the checked body in its wire format, with the model that its alias stands for; `owner` is whose it is.
 
-    async def with_kept(self, body: Body, exchange: Exchange | None) -> Body:
-        """Return a body with what it names of earlier answers, which are the caller's own. Raises `Refused`, and `StoreAway`."""
-        caller = None if exchange is None else exchange.get(Caller)
-        model = self.services.catalogue.models.get(self._rules.aliases.get(body.model, body.model))
+        Raises `Refused`, and `StoreAway`.
+        """
+        steps = wire.check(raw, self._rules)
+        body = checked(steps) if len(raw) <= SMALL else await self._large_bodies.check(steps, owner)
+        if (model := self._rules.aliases.get(body.model)) is not None:
+            if exchange is not None and not exchange.model:  # the caller's own body, not one that a plugin has changed
+                exchange.requested_model, exchange.changed_by = body.model, (*exchange.changed_by, "aliases")
+            body = msgspec.structs.replace(body, model=model)
+        return await self._with_kept(body, exchange) if wire.keeps else body
+
+    async def _with_kept(self, body: Body, exchange: Exchange | None) -> Body:
+        """Return a body with what it names of earlier answers: the caller's own, of models that it may use."""
+        caller, catalogue = None if exchange is None else exchange.get(Caller), self.services.catalogue
+        model = catalogue.models.get(body.model)
         if not isinstance(body, CheckedBody) or not body.refers or model is None:
             return body
         found = {} if caller is None else await self.services.store.kept_ids.find(caller.account, body.refers)
-        return with_kept(body, found, model.context_length)
+        usable = {name: each for name, each in found.items() if caller and catalogue.allows(caller, each.model)}
+        return with_kept(body, usable, model.context_length)
 
 
 async def _no_body() -> Body:
@@ -253,24 +260,19 @@ def _refuse_with(refusal: Refused) -> LocalHandler:
 class IncomingBody:
     """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
 
-    __slots__ = ("_caller", "_check", "_reader", "_request", "_wire", "_with_kept")
+    __slots__ = ("_caller", "_check", "_reader", "_request", "_wire")
 
     def __init__(
         self,
         port: Port,
         budget: BodyBudget,
-        check: Callable[[bytes | bytearray, WireFormat, str], Awaitable[Body]],
-        with_kept: Callable[[Body, Exchange | None], Awaitable[Body]],
+        check: Callable[[bytes | bytearray, WireFormat, str, Exchange | None], Awaitable[Body]],
         wire: WireFormat | None,
         request: ParsedRequest,
         caller: CallerConnection,
     ) -> None:
-        """Take the head of a request. `check` returns the checked body of an account or an address.
-
-        `with_kept` adds what the body names of earlier answers.
-        """
+        """Take the head of a request. `check` returns the checked body of an account or an address, and of its exchange."""
         self._check = check
-        self._with_kept = with_kept
         self._wire = wire
         self._request = request
         self._caller = caller
@@ -291,20 +293,15 @@ class IncomingBody:
             self._caller.close_after()
             self._request.protocol.unclear = True
             raise
-        body = await self._check(raw, self._wire, self._reader.owner if self._reader is not None else "")
-        return await self._with_kept(body, self._exchange) if self._wire.keeps else body
+        reader = self._reader  # None where the caller left meanwhile
+        return await self._check(raw, self._wire, reader.owner if reader else "", reader.exchange if reader else None)
 
     async def check(self, raw: bytes) -> Body:
         """Return the checked body that a plugin has made of it. Raises `Refused`."""
         if self._reader is None or self._wire is None:
             raise ConnectionResetError
         self._reader.fit(len(raw))
-        body = await self._check(raw, self._wire, self._reader.owner)
-        return await self._with_kept(body, self._exchange) if self._wire.keeps else body
-
-    @property
-    def _exchange(self) -> Exchange | None:
-        return None if self._reader is None else self._reader.exchange
+        return await self._check(raw, self._wire, self._reader.owner, self._reader.exchange)
 
     def end(self) -> None:
         """Give back the body's part of the budget. May be called again."""
@@ -317,31 +314,6 @@ class IncomingBody:
         self.end()
         self._request.release()
         self._request.protocol.release()
-
-
-class AliasedBody(IncomingBody):
-    """The body of one request to a gateway whose models have other names."""
-
-    __slots__ = ("_aliases",)
-
-    def __init__(self, aliases: Mapping[str, str], *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._aliases = aliases
-
-    async def read(self) -> Body:
-        """Read and check the body as `IncomingBody` does, and note in the exchange which alias the caller named."""
-        exchange = self._reader.exchange if self._reader is not None else None
-        body = await super().read()
-        if (model := self._aliases.get(body.model)) is None:
-            return body
-        if exchange is not None:
-            exchange.requested_model, exchange.changed_by = body.model, (*exchange.changed_by, "aliases")
-        return msgspec.structs.replace(body, model=model)
-
-    async def check(self, raw: bytes) -> Body:
-        """Return the checked body that a plugin has made of it, with the model itself. Raises `Refused`."""
-        body = await super().check(raw)
-        return msgspec.structs.replace(body, model=self._aliases.get(body.model, body.model))
 
 
 def is_preflight(request: ParsedRequest) -> bool:

@@ -2,7 +2,7 @@
 
 1. **They have threads of their own**: what else blocks does not wait for them, nor they for it.
 2. **One query of an account runs at a time.** A few more wait, in their order; any more are refused.
-3. A caller that leaves does not free its turn before its query has ended.
+3. A caller that leaves does not free its turn before its query has ended. Questions about kept answers have turns, too.
 4. The query of a path has each parameter at most once, with a value that is accepted, or a 400 names the one that is not.
 5. A list that may lack something says so (`notes_of`): the one place where an answer says that it is not whole.
 
@@ -309,7 +309,8 @@ class Lookups:
             raise Refused(
                 429,
                 "too_many_concurrent",
-                f"{MAX_QUERIES} requests for lists of this account are in progress. Wait for one to end, then try again.",
+                f"{MAX_QUERIES} requests for lists or kept answers of this account are in progress. Wait for one to end, then "
+                "try again.",
                 retry_after_s=RETRY_AFTER_S,
             )
         task = asyncio.create_task(_after(queries[-1] if queries else None, query))

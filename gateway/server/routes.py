@@ -24,12 +24,13 @@ from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
 from gateway.domain.prices import PER_TOKENS, Price
 from gateway.domain.reply import Reply
-from gateway.operations.kept import unknown
+from gateway.operations.kept import gone, unknown
 from gateway.operations.operation import SERVED, Operation
 from gateway.operations.responses import StoredResponse
 from gateway.proxy.kept_answers import ask
 from gateway.proxy.pool import UpstreamPool
 from gateway.server.own_records import Lookups, account_of, ledger_of, request_of, requests_of, usage_of
+from gateway.store.channels import Condition
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
@@ -102,23 +103,30 @@ class LocalRoutes:
                     body=await requests_of(_caller(exchange).account, request.query, self._store, self._lookups)
                 )
             case Operation.STORED_RESPONSES:
-                return Reply(body=await self._stored(exchange, _caller(exchange).account))
+                return Reply(body=await self._stored(exchange, _caller(exchange)))
             case _:
                 raise misdirected(request.method, request.path)
 
-    async def _stored(self, exchange: Exchange, account: str) -> bytes:
+    async def _stored(self, exchange: Exchange, caller: Caller) -> bytes:
         """Return what the upstream says of an answer of this account that it keeps. Raises `Refused`."""
-        request, ids = exchange.request, self._store.kept_ids
+        request, ids, catalogue = exchange.request, self._store.kept_ids, self._services.catalogue
         name, _, more = request.argument.partition("/")
         wire = StoredResponse(request.method, name, more, request.query)
-        kept = (await ids.find(account, [name])).get(name)
-        if kept is None:
+        kept = (await ids.find(caller.account, [name])).get(name)
+        if kept is None or not catalogue.allows(caller, kept.model):
             raise unknown(name)
         exchange.channel, exchange.model = kept.channel, kept.model
-        said = await ask(self._pool, self._services.catalogue.channels, exchange.generation, kept, wire)
-        if request.method == "DELETE":
-            await ids.forget(account, name)
-        return said
+
+        async def asked() -> bytes:
+            (channel,) = await self._store.channels.show([kept.channel])
+            if channel.condition is Condition.DISABLED:
+                raise gone()
+            said = await ask(self._pool, catalogue.channels, exchange.generation, kept, wire)
+            if request.method == "DELETE":
+                await ids.forget(caller.account, name)
+            return said
+
+        return await self._lookups.run(caller.account, asked)
 
 
 def misdirected(method: str, path: str) -> Refused:

@@ -40,13 +40,19 @@ class KeptIds:
         return self._client.run(_REMEMBER, _keys(account), given)
 
     async def find(self, account: str, names: Collection[str]) -> dict[str, KeptId]:
-        """Return those of the ids that the account has."""
+        """Return those of the ids that the account has. An item whose answer was deleted is none."""
+        found = await self._get(account, names)
+        answers = {each.answer for each in found.values()} - found.keys()
+        gone = answers - (await self._get(account, answers)).keys() if answers else answers
+        return {name: each for name, each in found.items() if each.answer not in gone}
+
+    async def _get(self, account: str, names: Collection[str]) -> dict[str, KeptId]:
         call = partial(self._client.call, "HMGET", _keys(account)[0], *names)
         found = await retried(call, self._client.timeout_s)
         return {name: _decode(value) for name, value in zip(names, found, strict=True) if value is not None}
 
     async def forget(self, account: str, name: str) -> None:
-        """Forget an id."""
+        """Forget the id of an answer, and with it those of its items."""
         kept, order = _keys(account)
         await asyncio.gather(self._client.submit("HDEL", kept, name), self._client.submit("ZREM", order, name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.operations.kept import KeptId
@@ -9,7 +10,12 @@ from gateway.store import kept_ids
 from gateway.store.client.client import Client
 from gateway.store.kept_ids import KeptIds
 
-KEPT = KeptId("up", "f" * 12, "words", "r-1", 30, True)
+KEPT = KeptId("up", "f" * 12, "words", "resp_1", 30, True)
+
+
+def named(*names: str) -> dict[str, KeptId]:
+    """Return answers with these ids."""
+    return {name: msgspec.structs.replace(KEPT, answer=name) for name in names}
 
 
 async def test_an_id_is_known_to_its_account_alone(client: Client) -> None:
@@ -19,11 +25,11 @@ async def test_an_id_is_known_to_its_account_alone(client: Client) -> None:
     for other in ("bob", "alic", "alice}", ""):
         assert await ids.find(other, ["resp_1"]) == {}
     await ids.forget("alice", "resp_1")
-    assert await ids.find("alice", ["resp_1", "msg_1"]) == {"msg_1": KEPT}
+    assert await ids.find("alice", ["resp_1", "msg_1"]) == await ids.find("alice", ["msg_1"]) == {}
 
 
 async def test_what_is_learned_later_replaces_what_was_known(client: Client) -> None:
-    ids, before = KeptIds(client), KeptId("up", "f" * 12, "words", "r-1")
+    ids, before = KeptIds(client), KeptId("up", "f" * 12, "words", "resp_1")
     await ids.remember("alice", {"resp_1": before})
     await ids.remember("alice", {"resp_1": KEPT})
     assert await ids.find("alice", ["resp_1"]) == {"resp_1": KEPT}
@@ -33,7 +39,7 @@ async def test_the_oldest_are_forgotten_first(client: Client, monkeypatch: pytes
     monkeypatch.setattr(kept_ids, "MOST", 5)
     ids = KeptIds(client)
     for number in range(9):  # within a millisecond they are in the order of their names
-        await ids.remember("alice", {f"resp_{number}": KEPT})
+        await ids.remember("alice", named(f"resp_{number}"))
     names = [f"resp_{number}" for number in range(9)]
     assert list(await ids.find("alice", names)) == names[4:]
     assert [await client.call(call, key) for call, key in _counts()] == [5, 5]
@@ -41,11 +47,11 @@ async def test_the_oldest_are_forgotten_first(client: Client, monkeypatch: pytes
 
 async def test_none_is_known_for_longer_than_it_is_kept(client: Client) -> None:
     ids, order = KeptIds(client), "gw:{alice}:kept:order"
-    await ids.remember("alice", {"resp_1": KEPT, "resp_2": KEPT})
+    await ids.remember("alice", named("resp_1", "resp_2"))
     seconds, _ = await client.call("TIME")
     for name, ago_s in (("resp_1", kept_ids.KEPT_S + 60), ("resp_2", kept_ids.KEPT_S - 60)):
         await client.call("ZADD", order, (int(seconds) - ago_s) * 1000, name)
-    await ids.remember("alice", {"resp_3": KEPT})
+    await ids.remember("alice", named("resp_3"))
     assert list(await ids.find("alice", ["resp_1", "resp_2", "resp_3"])) == ["resp_2", "resp_3"]
     for key in ("gw:{alice}:kept", order):
         assert kept_ids.KEPT_S - 60 < await client.call("TTL", key) <= kept_ids.KEPT_S

@@ -13,11 +13,15 @@ import openai
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
+from gateway.operations.kept import KeptId
 from gateway.operations.operation import SERVED
+from gateway.server.own_records import MAX_QUERIES
+from gateway.store.channels import fingerprint_of
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat, get
+from tests.whole.scripted import Fin, Hold, Scripted
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -27,9 +31,11 @@ RESPONSES = "/v1/responses"
 ABOUT = ("GET {}", "GET {}/input_items", "POST {}/cancel", "DELETE {}")
 
 
-def configuration(*addresses: str, context: str = ", context_length: 1000", keys: tuple[str, ...] = KEYS) -> str:
+def configuration(
+    *addresses: str, context: str = ", context_length: 1000", keys: tuple[str, ...] = KEYS, more: str = ""
+) -> str:
     channels = "\n".join(
-        f'  up{number}: {{base_url: "{address}", api_keys: [{", ".join(keys)}], {EVERY}, on_caller_gone: cancel}}'
+        f'  up{number}: {{base_url: "{address}", api_keys: [{", ".join(keys)}], {EVERY}, on_caller_gone: cancel{more}}}'
         for number, address in enumerate(addresses)
     )
     names = ", ".join(f"up{number}" for number in range(len(addresses)))
@@ -128,6 +134,8 @@ async def test_a_conversation_goes_back_to_the_channel_and_credential_that_keep_
                 assert asked_last(upstreams) == where
             assert statuses == [200, 200, 400, 200]  # an answer that has ended cannot be cancelled
             assert code(await about(gateway, token, ABOUT[0], made["id"])) == (404, "response_not_found")
+            of_a_deleted_one = [code(await post(gateway, token, named)) for named in naming(made)]
+            assert of_a_deleted_one == [(404, "response_not_found")] * 4
             assert all(each.requests == [] for each in upstreams)
 
 
@@ -216,6 +224,104 @@ async def test_where_the_tokens_are_not_known_the_whole_context_is_held(
         refused = await post(gateway, token, {"input": "four", "previous_response_id": name, "max_output_tokens": 16})
         assert code(refused) == (402, "insufficient_balance")
         assert refused.error["needed_micros"] == 7_000_000 + 2 * 16
+
+
+TRUNCATIONS = [
+    ("auto", "", True),
+    ("auto", ", set: {truncation: disabled}", True),
+    (None, ", set: {truncation: auto}", True),
+    ("disabled", "", False),
+    (None, "", False),
+]
+
+
+@pytest.mark.parametrize(("truncation", "more", "unknown"), TRUNCATIONS)
+async def test_of_a_turn_that_was_truncated_the_whole_context_is_held(
+    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path, truncation: str | None, more: str, unknown: bool
+) -> None:
+    context = ", context_length: 7000000"
+    async with serving(upstreams[:1], store_url, tmp_path, context=context, more=more) as (gateway, token):
+        made = await first(gateway, token, truncation=truncation)
+        by_id, by_item, *_ = naming(made)
+        refused = await post(gateway, token, by_id)
+        assert refused.status == (402 if unknown else 200)
+        assert not unknown or refused.error["needed_micros"] >= 7_000_000 + 2 * 100
+        # An item is a part of the answer, which was told whole.
+        went_on = json.loads((await post(gateway, token, by_item)).body)
+        assert (await post(gateway, token, naming(went_on)[0])).status == (402 if more else 200)
+
+
+async def test_a_token_that_is_restricted_names_no_answer_of_another_model(
+    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+) -> None:
+    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+        made = await first(gateway, token)
+        restricted = (await gateway.store.tokens.create("tester", models=["other"])).token
+        for each in upstreams:
+            each.requests.clear()
+        refused = [await post(gateway, restricted, named | {"model": "other"}) for named in naming(made)]
+        refused += [await about(gateway, restricted, request, made["id"]) for request in ABOUT]
+        assert {code(one) for one in refused} == {(404, "response_not_found")}
+        assert all(each.requests == [] for each in upstreams)
+        assert (await about(gateway, token, ABOUT[0], made["id"])).status == 200
+
+
+async def test_a_conversation_that_is_kept_falls_back_to_no_other_model(
+    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+) -> None:
+    context = ", context_length: 1000, fallback: [other]"
+    yaml = configuration(*(each.base_url for each in upstreams), context=context)
+    for channel, other in (("up0", "words"), ("up1", "other")):
+        yaml = yaml.replace(
+            f"  {other}: {{input: 1, output: 2, max_output_tokens: 100, channels: [up0, up1]",
+            f"  {other}: {{input: 1, output: 2, max_output_tokens: 100, channels: [{channel}]",
+        )
+    async with running(yaml, tmp_path, store_url) as gateway:
+        token = await gateway.token()
+        made = await first(gateway, token)
+        upstreams[0].mode = "500"
+        assert (await post(gateway, token, {"input": "hi"})).headers["x-served-model"] == "other"
+        upstreams[1].requests.clear()
+        refused = [await post(gateway, token, named) for named in naming(made)]
+        assert {one.status for one in refused} <= {502, 503}
+        assert upstreams[1].requests == []
+
+
+async def test_questions_about_answers_take_turns(store_url: str, tmp_path: Path) -> None:
+    async with (
+        Scripted([Hold], [Fin]) as upstream,
+        running(configuration(upstream.base_url, keys=KEYS[:1]), tmp_path, store_url) as gateway,
+    ):
+        token, other = await gateway.token(), await gateway.token("another")
+        kept = KeptId("up0", fingerprint_of(KEYS[0]), "words", "resp_1", 10, told=True)
+        for account in ("tester", "another"):
+            await gateway.store.kept_ids.remember(account, {"resp_1": kept})
+        requests = [ABOUT[number % len(ABOUT)] for number in range(MAX_QUERIES + 1)]
+        asked = [asyncio.create_task(about(gateway, token, request, "resp_1")) for request in requests]
+        (refused,), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
+        assert code(refused.result()) == (429, "too_many_concurrent")
+        assert int(refused.result().headers["retry-after"]) >= 1
+        await upstream.arrived.wait()
+        assert len(upstream.requests) == 1
+        assert code(await about(gateway, other, ABOUT[0], "resp_1")) == (502, "upstream_error")
+        assert len(upstream.requests) == 2
+        upstream.abort()
+        await asyncio.gather(*asked)
+        assert len(upstream.requests) == 1 + MAX_QUERIES
+
+
+async def test_a_disabled_channel_is_asked_nothing(
+    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+) -> None:
+    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+        made = await first(gateway, token)
+        await gateway.store.channels.set_enabled("up0", False)
+        upstreams[0].requests.clear()
+        refused = [await about(gateway, token, request, made["id"]) for request in ABOUT]
+        assert {code(one) for one in refused} == {(503, "model_unavailable")}
+        assert upstreams[0].requests == []
+        await gateway.store.channels.set_enabled("up0", True)
+        assert (await about(gateway, token, ABOUT[0], made["id"])).status == 200
 
 
 async def test_a_caller_that_leaves_pays_for_the_conversation_that_was_read(
