@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -27,7 +27,9 @@ from gateway.chat.fields import CEILINGS, check_names, check_option_names, fold_
 from gateway.chat.prompt import (
     ABSENT,
     DEFAULTS,
+    MESSAGE_ALLOWANCE,
     REQUEST_ALLOWANCE,
+    SETTINGS_BYTES,
     Message,
     PartTokens,
     PromptBound,
@@ -37,9 +39,12 @@ from gateway.chat.prompt import (
     estimate_tokens,
     too_deep,
 )
+from gateway.chat.usage import BYTES_PER_TOKEN
 
 MAX_MODEL_NAME_LENGTH: Final = 256
 SMALL_BYTES: Final = 64 * 1024
+PLAIN_DEPTH: Final = 3
+"""Levels of a body of texts alone."""
 
 Value = TypeVar("Value")
 BodyPart = bytes | memoryview
@@ -78,6 +83,36 @@ class _Custom(_OwnTool, tag="custom"):
 
 
 _own_tools = msgspec.json.Decoder(list[_Function | _Custom] | None)
+
+
+class _TextMessage(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+
+class _TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class _TextBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A body of texts alone, with the settings that most bodies have. One pass reads and checks it."""
+
+    model: str
+    messages: list[_TextMessage]
+    stream: bool
+    stream_options: _TextOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+
+
+_text_body = msgspec.json.Decoder(_TextBody).decode
 
 FIXED: Final = frozenset({"stream", "stream_options"})
 """How the answer is delivered. The caller reads what it asked for."""
@@ -216,6 +251,8 @@ def checked(steps: Generator[None, None, Body]) -> Body:
 
 def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
     """Do what `check` does, with a pause after each part that may take more than a millisecond for a large body."""
+    if (texts := check_texts(raw, rules)) is not None:
+        return texts
     top = yield from parse_top(raw, rules.max_depth)
     check_names(top, rules.allow_fields)
     stream = _check_stream(top, rules)
@@ -245,6 +282,40 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
         _stream_options=options,
         _top=top,
         service_tier=check_service_tier(top, model, rules),
+    )
+
+
+def check_texts(raw: bytes | bytearray, rules: BodyRules) -> Body | None:
+    """Return the checked body of texts alone, the same as by the general check; None for any other, also for a wrong one."""
+    if len(raw) > SMALL_BYTES or rules.max_depth < PLAIN_DEPTH or raw.find(b"\\u") >= 0:
+        return None
+    try:
+        body, top = _text_body(raw), _top.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    count, model, newer, older = len(body.messages), body.model, body.max_completion_tokens, body.max_tokens
+    ceiling = older if newer is None else newer
+    if not (body.stream and count and 0 < len(model) <= MAX_MODEL_NAME_LENGTH and model.isprintable()):
+        return None
+    if ceiling is not None and not (1 <= ceiling <= rules.max_output_tokens and older in (None, ceiling)):
+        return None
+    size, messages, asked, escapes = len(raw), bytes(top["messages"]), body.stream_options, 0
+    if messages.find(b"\\") >= 0:
+        if messages.count(b'"content"') != count:
+            return None  # of a field that comes twice, only the last one counts
+        escapes = messages.count(b"\\") - messages.count(rb"\\")
+    return Body(
+        model,
+        True,
+        ceiling,
+        1,
+        asked is not None and asked.include_usage is True,
+        size,
+        count,
+        -(-max(len(messages), size - SETTINGS_BYTES) // BYTES_PER_TOKEN),
+        PromptBound(size + count * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE - escapes),
+        {} if asked is None else _options.decode(top["stream_options"]) or {},
+        top,
     )
 
 
