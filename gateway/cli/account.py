@@ -23,6 +23,7 @@ from gateway.cli.account_options import (
     GroupOption,
     IdArgument,
     LimitOption,
+    NameOption,
     TransactionOption,
     budgets_in_words,
     given,
@@ -65,26 +66,30 @@ account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credi
 @command(account)
 async def create(
     at: At,
-    account_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The new account's id: 3 to 32 characters, a-z and 0-9.")
-    ],
     budget: BudgetOption,
+    account_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="The new account's id: 3 to 32 characters, a-z and 0-9. Without one, it is made."
+        ),
+    ] = "",
     group: GroupOption = None,
     credit: Annotated[
         int | None, typer.Option(parser=positive, metavar="AMOUNT", help="Credit this amount at once, such as 5.00.")
     ] = None,
     external_id: ExternalIdOption = None,
+    name: NameOption = None,
 ) -> None:
     """Create an account. The amount of `--credit` is booked with the transaction id `opening-ID`.
 
     Example: `gateway account create alice --group default --credit 5.00`
     """
 
-    fields = {"id": account_id, "group": group or "default", "external_id": external_id or ""}
+    fields = {"id": account_id, "group": group or "default", "external_id": external_id or "", "name": name or ""}
     made = await at.do("accounts.create", **fields, budgets=given_budgets(budget))
     if credit is not None:
-        await at.do("money.credit", account_id, transaction=f"opening-{account_id}", amount_micros=credit)
-        made = await at.do("accounts.read", account_id)
+        await at.do("money.credit", made.id, transaction=f"opening-{made.id}", amount_micros=credit)
+        made = await at.do("accounts.read", made.id)
     print_account(made, at.as_json)
 
 
@@ -181,13 +186,15 @@ async def set_(
         str | None, typer.Option(help="Allow only these of the group's models, as in `a,b` or `gpt-*`. Empty for all.")
     ] = None,
     external_id: ExternalIdOption = None,
+    name: NameOption = None,
     requests_per_minute: LimitOption = None,
     tokens_per_minute: LimitOption = None,
     concurrent: LimitOption = None,
 ) -> None:
     """Change an account's settings. What is not given stays as it is.
 
-    A budget or a limit of its own replaces that of its group for the same window or kind. An empty text takes the external id away.
+    A budget or a limit of its own replaces that of its group for the same window or kind. An empty text takes the external id
+    or the name away.
 
     Example: `gateway account set alice --group trial --credit-line 1.00 --budget month=20 --requests-per-minute 600`
     """
@@ -203,6 +210,7 @@ async def set_(
         ),
         budgets=given_budgets(budget),
         external_id=given(external_id),
+        name=given(name),
     )
     print_account(changed, at.as_json)
 
@@ -262,10 +270,14 @@ def json_of(account: Account) -> dict[str, Any]:
 
 def fields_of(account: Account) -> dict[str, str]:
     """Return what people read of an account, by its names."""
-    external = {"external id": printable(account.external_id)} if account.external_id else {}
+    own = {
+        "name": account.name,
+        "external id": account.external_id,
+        "created": account.created_at[:16].replace("T", " "),
+    }
     return {
         "id": account.id,
-        **external,
+        **{name: printable(text) for name, text in own.items() if text},
         "status": account.status,
         "group": account.group,
         "balance": amount(account.balance_micros),

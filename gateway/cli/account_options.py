@@ -54,6 +54,7 @@ ExternalIdOption = Annotated[
         help="What the account is called elsewhere: an e-mail address, a customer number. At most 200 bytes; unique.",
     ),
 ]
+NameOption = Annotated[str | None, typer.Option(metavar="TEXT", help="To recognise the account by, for people.")]
 GroupOption = Annotated[str | None, typer.Option(help="The account's user group, one of those in the configuration.")]
 TRANSACTION_OPTION: Final = typer.Option(
     parser=transaction,

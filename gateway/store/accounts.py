@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.base.errors import GatewayError, StoreError
+from gateway.base.ids import now_ms, utc
 from gateway.base.log import log
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
@@ -47,6 +48,9 @@ KEY_KEPT_S: Final = 24 * 3600
 
 _limits = msgspec.json.Decoder(AccountLimits).decode
 _budgets = msgspec.json.Decoder(Budgets).decode
+_metadata = msgspec.json.Decoder(dict[str, str]).decode
+_OWN: Final = (b"external_id", b"name", b"created_at")
+NO_METADATA: Final[Mapping[str, str]] = {}
 
 RELOAD_S: Final = 300.0
 """After this time the directory is read again, for accounts whose entry in the stream was lost."""
@@ -85,12 +89,18 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Account(Profile, frozen=True):
-    """An account as it was read. `external_id`: what it is called elsewhere, see `gateway.store.external_ids`."""
+    """An account as it was read. `external_id`: what it is called elsewhere, see `gateway.store.external_ids`.
+
+    `name` and `metadata`: the operator's own words about it. `created_at`: in UTC, in ISO 8601.
+    """
 
     balance_micros: int
     held_micros: int
     holds: int
     external_id: str = ""
+    name: str = ""
+    metadata: dict[str, str] = {}
+    created_at: str = ""
 
 
 Unreadable = Callable[[str, StoreError], None]
@@ -121,6 +131,8 @@ class Accounts:
         limits: AccountLimits = NO_LIMITS,
         budgets: Budgets = NO_BUDGETS,
         external_id: str = "",
+        name: str = "",
+        metadata: Mapping[str, str] = NO_METADATA,
         key: str = "",
     ) -> Account:
         """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken.
@@ -130,9 +142,12 @@ class Accounts:
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
         profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), tuple(models), limits, budgets)
-        own = {"external_id": external_id} if external_id else {}
+        own: dict[str, str | int | bytes] = {"created_at": utc(now_ms())}
+        own |= {key: each for key, each in (("external_id", external_id), ("name", name)) if each}
+        if metadata:
+            own["metadata"] = msgspec.json.encode(metadata)
         if await self._write("new", account_id, _fields(profile) | own, key):
-            return _with_numbers(profile, b"0 0 0 0", external_id)
+            return _with_numbers(profile, b"0 0 0 0", external_id, name, dict(metadata), str(own["created_at"]))
         return await self._update(account_id, {})
 
     async def get(self, account_id: str) -> Account | None:
@@ -174,6 +189,8 @@ class Accounts:
         limits: AccountLimits | None = None,
         budgets: Budgets | None = None,
         external_id: str | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
         mark: bytes = b"",
     ) -> Account:
         """Set the given fields and leave the others. `external_id` must be claimed before.
@@ -196,6 +213,10 @@ class Accounts:
             fields["budgets"] = _encoded(budgets)
         if external_id is not None:
             fields["external_id"] = external_id
+        if name is not None:
+            fields["name"] = name
+        if metadata is not None:
+            fields["metadata"] = msgspec.json.encode(metadata)
         return await self._update(account_id, fields, mark)
 
     async def mark(self, account_id: str) -> bytes:
@@ -289,14 +310,16 @@ def _account_of(account_id: str, *replies: Any) -> Account | None:
     fields, numbers = replies
     try:
         profile = profile_of(account_id, fields)
-        return _with_numbers(profile, numbers, fields.get(b"external_id", b"").decode()) if profile else None
+        external_id, name, created_at = (fields.get(each, b"").decode() for each in _OWN)
+        metadata = _metadata(fields.get(b"metadata") or b"{}")
+        return _with_numbers(profile, numbers, external_id, name, metadata, created_at) if profile else None
     except (LookupError, ValueError, msgspec.MsgspecError) as error:
         raise StoreError(
             f"{account_key(account_id)} or {wallet_key(account_id)} is not as it was written ({error}): restore the store"
         ) from None
 
 
-def _with_numbers(profile: Profile, numbers: bytes | None, external_id: str) -> Account:
+def _with_numbers(profile: Profile, numbers: bytes | None, *own: Any) -> Account:
     if numbers is None:
         raise StoreError(
             f"the account `{profile.id}` has no balance in the store: restore a backup, and see `gateway verify`"
@@ -313,7 +336,7 @@ def _with_numbers(profile: Profile, numbers: bytes | None, external_id: str) -> 
         balance,
         held,
         holds,
-        external_id,
+        *own,
     )
 
 
@@ -345,7 +368,7 @@ def unknown(account_id: str) -> AccountError:
 
 
 class AccountEntry(NamedTuple):
-    """The properties by which lists select an account. `text` is searched: its id and its external id in small letters."""
+    """The properties by which lists select an account. `text` is searched: its id, external id and name in small letters."""
 
     id: str
     status: str
@@ -355,7 +378,7 @@ class AccountEntry(NamedTuple):
     @classmethod
     def of(cls, account: Account) -> AccountEntry:
         """Return the entry of an account."""
-        return cls(account.id, account.status, account.group, _text(account.id, account.external_id))
+        return cls(account.id, account.status, account.group, _text(account.id, account.external_id, account.name))
 
 
 class Directory:
@@ -437,12 +460,13 @@ class Directory:
         waiting = list(ids)
         for first in range(0, len(waiting), AT_ONCE):
             some = waiting[first : first + AT_ONCE]
-            calls = [self._client.submit("HMGET", account_key(each), "status", "group", "external_id") for each in some]
-            for account_id, (status, group, external_id) in zip(some, await asyncio.gather(*calls), strict=True):
+            names = ("status", "group", "external_id", "name")
+            calls = [self._client.submit("HMGET", account_key(each), *names) for each in some]
+            for account_id, (status, group, *words) in zip(some, await asyncio.gather(*calls), strict=True):
                 if status is not None:
-                    text = _text(account_id, (external_id or b"").decode())
+                    text = _text(account_id, *((each or b"").decode() for each in words))
                     yield AccountEntry(account_id, status.decode(), group.decode(), text)
 
 
-def _text(account_id: str, external_id: str) -> str:
-    return f"{account_id}\n{external_id}".casefold()
+def _text(*words: str) -> str:
+    return "\n".join(words).casefold()

@@ -87,7 +87,9 @@ def misused(*arguments: str) -> str:
 
 
 def test_a_new_account_has_its_first_credit_and_its_group() -> None:
-    assert as_json("create", "alice", "--group", "trial", "--credit", "5.00") == {
+    made = as_json("create", "alice", "--group", "trial", "--credit", "5.00", "--name", "Acme")
+    assert made.pop("created_at")
+    assert made == {
         "id": "alice",
         "status": "active",
         "group": "trial",
@@ -99,8 +101,11 @@ def test_a_new_account_has_its_first_credit_and_its_group() -> None:
         "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
         "budgets": NO_BUDGETS,
         "external_id": "",
+        "name": "Acme",
+        "metadata": {},
     }
     assert as_json("show", "alice")["balance_micros"] == 5_000_000
+    assert as_json("create", "--credit", "1.00")["balance_micros"] == 1_000_000
     assert "was booked before" in run("credit", "alice", "5.00", "--transaction", "opening-alice")
     assert as_json("show", "alice")["balance_micros"] == 5_000_000
 

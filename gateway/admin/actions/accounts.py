@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from gateway.admin.actions.action import DEFAULT_PAGE, After, LongLimit, Page, S
 from gateway.admin.actions.inputs import BudgetWindow, GivenBudgets, GivenLimits, budget_use, check_name, model_notes
 from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import Refused
+from gateway.base.ids import new_id
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS
@@ -30,8 +32,8 @@ from gateway.store.accounts import (
 AccountId = Annotated[
     str,
     msgspec.Meta(
-        description="The account's id: 3 to 32 characters, a-z and 0-9.",
-        extra_json_schema={"pattern": "^[a-z0-9]{3,32}$"},  # the store checks it, in words
+        description="The account's id: 3 to 32 characters, a-z and 0-9. One is made where none is given.",
+        extra_json_schema={"pattern": "^([a-z0-9]{3,32})?$"},  # the store checks it, in words
     ),
 ]
 Micros = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
@@ -43,25 +45,32 @@ ExternalId = Annotated[
     str,
     msgspec.Meta(max_length=200, description="What the account is called elsewhere: unique, at most 200 bytes."),
 ]
+AccountName = Annotated[str, msgspec.Meta(max_length=200, description="To recognise the account by.")]
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(min_length=1, max_length=40)], Annotated[str, msgspec.Meta(max_length=500)]],
+    msgspec.Meta(max_length=20, description="Texts of one's own: up to 20 names of 40 characters, with values of 500."),
+]
 Searched = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class NewAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An account to be created."""
 
-    id: AccountId
+    id: AccountId = ""
     group: str = "default"
     credit_line_micros: Micros = 0
     models: Models = ()
     limits: GivenLimits = GivenLimits()
     budgets: GivenBudgets = GivenBudgets()
     external_id: ExternalId = ""
+    name: AccountName = ""
+    metadata: Metadata = {}
 
 
 class AccountChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is to be changed of an account. What is left out stays as it is; null takes it away.
 
-    Of `limits` and `budgets`, too, those that are left out stay as they are.
+    Of `limits` and `budgets`, too, those that are left out stay as they are. `metadata` is replaced as a whole.
     """
 
     status: Literal["active", "suspended"] | UnsetType = UNSET
@@ -71,10 +80,13 @@ class AccountChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: GivenLimits | UnsetType | None = UNSET
     budgets: GivenBudgets | UnsetType | None = UNSET
     external_id: ExternalId | UnsetType | None = UNSET
+    name: AccountName | UnsetType | None = UNSET
+    metadata: Metadata | UnsetType | None = UNSET
 
 
 class AccountQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which accounts are listed: those to which all of it applies. `q` is a part of the id or of the external id."""
+    """Which accounts are listed: those to which all of it applies. `q` is a part of the id, of the external id or of
+    the name."""
 
     limit: LongLimit = DEFAULT_PAGE
     after: After = ""
@@ -110,20 +122,24 @@ async def create(client: LocalClient, body: NewAccount) -> ChangedAccount:
     """
     if body.credit_line_micros and Scope.MONEY not in client.actor.scopes:
         raise _no_credit_line()
-    if not ACCOUNT_ID.fullmatch(body.id):
+    account_id = body.id or _made_id(client)
+    if not ACCOUNT_ID.fullmatch(account_id):
         text = f"`{body.id[:64]}` is not an account id: use 3 to 32 of a-z and 0-9."
         raise Refused(400, "invalid_request", text, param="id")
     _check_group(client, body.group)
     check_name(body.external_id, "external_id")
-    async with client.store.external_ids.claimed(body.id, body.external_id):
+    check_name(body.name)
+    async with client.store.external_ids.claimed(account_id, body.external_id):
         client.change.after = account = await client.store.accounts.create(
-            body.id,
+            account_id,
             body.group,
             body.credit_line_micros,
             models=body.models,
             limits=body.limits.applied(NO_LIMITS),
             budgets=body.budgets.applied(NO_BUDGETS),
             external_id=body.external_id,
+            name=body.name,
+            metadata=body.metadata,
             key=client.key,
         )
     return _with_notes(client, account, body.models) if body.models else ChangedAccount(**_fields(account))
@@ -167,6 +183,7 @@ async def change(client: LocalClient, account: str, body: AccountChange) -> Chan
     """
     if body.group is not UNSET:
         _check_group(client, body.group)
+    check_name(body.name or "")
     client.change.before = before = await existing(client, account)
     if body.credit_line_micros is not UNSET and Scope.MONEY not in client.actor.scopes:
         if (body.credit_line_micros or 0) != before.credit_line_micros:
@@ -203,6 +220,11 @@ async def existing(client: LocalClient, account: str) -> Account:
     if found is None:
         raise unknown(account)
     return found
+
+
+def _made_id(client: LocalClient) -> str:
+    """Return an id for a new account: the same one where the request is repeated with its key."""
+    return f"a{sha256((client.key or new_id()).encode()).hexdigest()[:15]}"
 
 
 def _no_credit_line() -> Refused:
@@ -255,6 +277,8 @@ async def _changed(client: LocalClient, account: str, body: AccountChange, exter
                 limits=None if limits is UNSET else limits.applied(before.limits) if limits else NO_LIMITS,
                 budgets=None if budgets is UNSET else budgets.applied(before.budgets) if budgets else NO_BUDGETS,
                 external_id=external_id,
+                name=None if body.name is UNSET else body.name or "",
+                metadata=None if body.metadata is UNSET else body.metadata or {},
                 mark=mark,
             )
         except AccountChanged:

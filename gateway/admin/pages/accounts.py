@@ -54,15 +54,16 @@ async def create(view: View) -> web.StreamResponse:
             id=form["id"],
             group=form["group"],
             external_id=form["external_id"],
+            name=form["name"],
             credit_line_micros=_credit_line(form),
         )
-        await accounts.create(view.client, body=new)
+        made = await accounts.create(view.client, body=new)
     except GatewayError as error:
         shown = problem_of(error)
         if shown.status == 403:
             raise
         return await index(view, shown.message, shown.status)
-    return view.go(f"/accounts/{form['id']}", "created")
+    return view.go(f"/accounts/{made.id}", "created")
 
 
 async def show(
@@ -125,7 +126,7 @@ async def adjust(view: View) -> web.StreamResponse:
 
 
 async def change(view: View) -> web.StreamResponse:
-    """Change the group, the credit line, the external id, the budgets and the limits. An empty field takes away what was there.
+    """Change the settings, the budgets and the limits. An empty field takes away what was there.
 
     Who may not change the credit line has no field for it.
     """
@@ -138,6 +139,7 @@ async def change(view: View) -> web.StreamResponse:
             AccountChange,
             group=form["group"],
             external_id=form["external_id"] or None,
+            name=form["name"] or None,
             **({"credit_line_micros": _credit_line(form)} if form["credit_line"] or view.may(Scope.MONEY) else {}),
             models=names_in(form["models"]),
             budgets=budgets,

@@ -24,7 +24,11 @@ async def prepare(store: Store) -> None:
 
 async def picture(store: Store) -> Any:
     """Return what operators and callers can see, without what is another one each time."""
-    found = [account for name in NAMES if (account := await store.accounts.get(name)) is not None]
+    found = [
+        msgspec.structs.replace(account, created_at="")
+        for name in NAMES
+        if (account := await store.accounts.get(name)) is not None
+    ]
     owners = {external_id: await store.external_ids.find(external_id) for external_id in EXTERNAL}
     lines = {
         each.id: sorted(

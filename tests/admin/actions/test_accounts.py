@@ -14,6 +14,8 @@ from gateway.admin.actions.action import Scope
 from gateway.admin.actions.local import Actor, LocalClient
 from gateway.admin.actions.money import NewCredit
 from gateway.base.errors import GatewayError
+from gateway.base.ids import now_ms, utc
+from gateway.config.schema import ACCOUNT_ID
 from gateway.store.accounts import AccountStatus
 from tests.admin.actions.conftest import LocalClientWith
 
@@ -52,6 +54,31 @@ async def test_a_creation_that_is_repeated_with_its_key_finds_the_account(local_
         assert await refused(accounts.create(local_client_with(key), body=body)) == "exists"
     await created(local_client_with(""), "robert")
     assert await refused(accounts.create(local_client_with(""), body=NewAccount("robert"))) == "exists"
+
+
+async def test_an_account_without_an_id_gets_one_which_its_key_repeats(local_client_with: LocalClientWith) -> None:
+    body = NewAccount(external_id="cus_Q1", name="Acme, Inc.", metadata={"plan": "pro"})
+    first = await accounts.create(local_client_with("one"), body=body)
+    assert await accounts.create(local_client_with("one"), body=body) == first
+    others = [await accounts.create(local_client_with(key), body=NewAccount()) for key in ("two", "", "")]
+    assert len({ACCOUNT_ID.fullmatch(each.id) and each.id for each in (first, *others)} - {None}) == 4
+
+
+async def test_an_account_has_a_name_metadata_and_the_time_of_its_creation(local_client: LocalClient) -> None:
+    began = utc(now_ms())
+    made = await accounts.create(local_client, body=NewAccount("alice", name="Acme, Inc.", metadata={"plan": "pro"}))
+    assert began <= made.created_at <= utc(now_ms())
+    assert await listed(local_client, q="acme") == ["alice"]
+    await accounts.change(local_client, "alice", body=changed(name="Acme", metadata={"seats": "7"}))
+    await accounts.change(local_client, "alice", body=changed(group="trial"))
+    found = await accounts.read(local_client, "alice")
+    assert (found.name, found.metadata, found.created_at) == ("Acme", {"seats": "7"}, made.created_at)
+    await accounts.change(local_client, "alice", body=changed(name=None, metadata=None))
+    found = await accounts.read(local_client, "alice")
+    assert (found.name, found.metadata) == ("", {})
+    assert await refused(accounts.change(local_client, "alice", body=changed(name="a\nb"))) == "refused"
+    with pytest.raises(msgspec.ValidationError, match="<= 20"):
+        changed(metadata={str(number): "" for number in range(21)})
 
 
 async def test_accounts_are_listed_by_what_they_are_in_the_order_of_their_ids(local_client: LocalClient) -> None:
