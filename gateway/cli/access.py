@@ -104,8 +104,8 @@ async def create(
     Example: `gateway management-tokens create shop --scopes accounts,money,tokens --expires 90d`
     """
     given = names_in(scopes)
-    if not given or not set(given) <= set(SCOPES):
-        raise typer.BadParameter(f"--scopes: some of {', '.join(SCOPES)}, with commas")
+    if not given or not set(given) <= set(Scope):
+        raise typer.BadParameter(f"--scopes: some of {', '.join(Scope)}, with commas")
     zone = await at.zone()
     expires_at = expires and expires.at(zone)
     made = await at.do("management_tokens.create", name=name, scopes=tuple(map(Scope, given)), expires_at=expires_at)

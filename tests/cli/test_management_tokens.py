@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.admin.actions.action import Scope
 from gateway.cli import access
 from tests.patience import PATIENCE_S
 
@@ -50,6 +51,11 @@ def test_a_token_is_created_listed_and_revoked() -> None:
 def test_json_has_the_text_once() -> None:
     made = json.loads(call("create", "shop", "--scopes", "admin", "--json").stdout)
     assert made["token"].startswith(f"sk-mgmt-{made['id']}-")
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_a_token_may_have_each_scope(scope: Scope) -> None:
+    assert json.loads(call("create", "shop", "--scopes", scope, "--json").stdout)["scopes"] == [scope]
 
 
 @pytest.mark.parametrize("scopes", ["", "root", "read,root"])
