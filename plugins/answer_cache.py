@@ -21,6 +21,7 @@ class CachedAnswer(msgspec.Struct):
     """An answer: while it comes, and when it is kept, until `expires`, a time of the clock that never jumps."""
 
     key: bytes
+    model: str
     events: list[bytes] = []
     size: int = 512  # what it takes besides the events
     usage: Usage = Usage()
@@ -30,7 +31,7 @@ class CachedAnswer(msgspec.Struct):
 class AnswerCache(Plugin):
     """Answers equal requests with `temperature: 0` from memory. Put it below `model-routing`, which checks the caller's rights.
 
-    Answers that were refused, cut or ended with an error are not kept.
+    Answers that were refused, cut or ended with an error are not kept, nor those of a model that served in place of another.
     """
 
     API = 1
@@ -63,7 +64,7 @@ class AnswerCache(Plugin):
         if key and (answer := self._found(key)):
             return Reply(headers=HIT, events=_replay(answer.events), usage=answer.usage, charge=self.charge)
         if key:
-            exchange[CachedAnswer] = CachedAnswer(key)
+            exchange[CachedAnswer] = CachedAnswer(key, exchange.model)
         return None
 
     async def explain(self, exchange: Exchange) -> str:
@@ -83,9 +84,11 @@ class AnswerCache(Plugin):
                 answer.events.clear()
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Keep a complete answer."""
+        """Keep a complete answer of the model that was asked for: once it is back, it answers."""
         answer = exchange.get(CachedAnswer)
-        if answer is not None and answer.events and exchange.outcome is Outcome.COMPLETED:
+        if answer is None or not answer.events or exchange.model != answer.model:
+            return
+        if exchange.outcome is Outcome.COMPLETED:
             self._drop(answer.key)
             # What failed attempts used is no part of the answer.
             answer.usage = exchange.attempts[-1].usage if exchange.attempts else exchange.usage

@@ -30,7 +30,9 @@ def asked(text: str = "hi", account: str = "alice", **fields: Any) -> Exchange:
     return of
 
 
-async def answer(cache: AnswerCache, of: Exchange, *chunks: bytes, outcome: Outcome = Outcome.COMPLETED) -> bool:
+async def answer(
+    cache: AnswerCache, of: Exchange, *chunks: bytes, outcome: Outcome = Outcome.COMPLETED, by: str = ""
+) -> bool:
     """Take an exchange through the cache. Return whether it was answered from memory."""
     if (reply := await cache.on_request(of)) is not None:
         assert reply.events is not None
@@ -41,6 +43,8 @@ async def answer(cache: AnswerCache, of: Exchange, *chunks: bytes, outcome: Outc
         cache.on_chunk(of, chunk)
     of.attempts.append(Attempt("b", "m", error="upstream_error", usage=Usage(11, 0, "estimated")))
     of.attempts.append(Attempt("c", "m", usage=Usage(11, 6, "upstream")))
+    if by:
+        of.serve_by(by)
     of.outcome = outcome
     await cache.on_end(of)
     return False
@@ -68,6 +72,13 @@ async def test_an_equal_request_of_the_same_account_is_answered_until_it_expires
 async def test_an_answer_that_is_not_complete_is_not_kept(given: Services, outcome: Outcome) -> None:
     cache = await started(AnswerCache(), given)
     assert not await answer(cache, asked(), EVENT % b"a", outcome=outcome)
+    assert not await answer(cache, asked(), EVENT % b"a", DONE)
+    assert await answer(cache, asked(), EVENT % b"a", DONE)
+
+
+async def test_an_answer_of_another_model_is_not_kept(given: Services) -> None:
+    cache = await started(AnswerCache(), given)
+    assert not await answer(cache, asked(), EVENT % b"a", DONE, by="other")
     assert not await answer(cache, asked(), EVENT % b"a", DONE)
     assert await answer(cache, asked(), EVENT % b"a", DONE)
 
