@@ -25,7 +25,7 @@ from gateway.server.protocol import ParsedRequest
 
 READABLE: Final = ", ".join(
     (
-        *("x-request-id", "retry-after", "retry-after-ms", "x-should-retry"),
+        *("x-request-id", "x-served-model", "retry-after", "retry-after-ms", "x-should-retry"),
         *(f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
     )
 )

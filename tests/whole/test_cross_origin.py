@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
+from gateway.proxy.failover import SERVED_MODEL
 from gateway.server.cors import READABLE, CrossOriginGateway
 from gateway.server.gateway import NOT_NAMED
 from gateway.testing import Running
@@ -102,6 +103,7 @@ async def test_a_stream_its_headers_and_an_error_can_be_read_by_the_page(gateway
     assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
     assert_readable(answer)
     assert {"x-request-id", "x-ratelimit-remaining-requests"} <= set(READABLE.split(", ")) & set(answer.headers)
+    assert SERVED_MODEL in READABLE.split(", ")
     for request in (
         chat(None, headers={"Origin": PAGE}),
         chat(token, {"model": "none"}, headers={"Origin": PAGE}),
