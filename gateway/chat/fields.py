@@ -35,6 +35,8 @@ PROTOTYPE: Final = "__proto__"
 _USE_MAX_TOKENS: Final = "use 'max_tokens'"
 _USE_N: Final = "use 'n'"
 _USE_MODEL: Final = "name one model as 'model'"
+_USE_ALL: Final = "send the whole conversation"
+_USE_NONE: Final = "let the upstream choose"
 
 REMEDIES: Final[Mapping[str, str]] = {
     # llama.cpp, tools/server/server-schema.cpp: `max_completion_tokens` and `max_tokens` are aliases of it, and come second.
@@ -63,6 +65,18 @@ REMEDIES: Final[Mapping[str, str]] = {
     "providerOptions": _USE_MODEL,
     # LiteLLM merges it into the body that it sends on, over the body's own fields.
     "extra_body": "write its fields at the top level",
+    # OpenAI's Responses API behind a bridge such as LiteLLM's: what is kept of earlier answers, also of another caller's.
+    **dict.fromkeys(("previous_response_id", "conversation"), _USE_ALL),
+    # LiteLLM, docs.litellm.ai, "Prompt Management": a stored prompt, and its model.
+    "prompt_id": _USE_ALL,
+    # SGLang, sglang/srt/entrypoints/openai/protocol.py: a conversation that it keeps; vLLM: what another engine has computed.
+    **dict.fromkeys(("session_params", "kv_transfer_params"), _USE_ALL),
+    # vLLM and SGLang: the id of the answer, which may be that of another caller's.
+    **dict.fromkeys(("request_id", "rid"), _USE_NONE),
+    # llama.cpp, tools/server/README.md: the slot whose prompt is kept.
+    "id_slot": _USE_NONE,
+    # SGLang, llama.cpp, LoRAX: an adapter, which is another model.
+    **dict.fromkeys(("lora_path", "lora", "adapter_id"), _USE_MODEL),
 }
 """Advice in place of a field that an upstream would read instead of a checked one, or before it."""
 

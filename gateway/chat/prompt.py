@@ -241,7 +241,10 @@ class PromptBound(msgspec.Struct, frozen=True):
 def bound_prompt(
     raw: bytes | bytearray, top: dict[str, msgspec.Raw], messages: Sequence[Message]
 ) -> Generator[None, None, PromptBound]:
-    """Return the bound of a body, with a pause after each window of what is long. Raises `Refused` for too many parts."""
+    """Return the bound of a body, with a pause after each window of what is long.
+
+    Raises `Refused` for too many parts, and for a sound that is kept elsewhere.
+    """
     text = len(raw) + len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
     if not _SETTINGS.issuperset(top):
         for name in top.keys() - _SETTINGS:
@@ -264,8 +267,7 @@ def bound_prompt(
         if message.function_call is not ABSENT:
             text += yield from rewritten(message.function_call)
         if message.audio is not ABSENT and _is_given(message.audio):
-            parts = parts or _Parts()
-            parts.counts[_SOUND] += 1
+            raise _kept_elsewhere()
     if parts is None:
         return PromptBound(text)
     return PromptBound(text - sum(map(len, parts.encoded)), *parts.counts)
@@ -336,6 +338,11 @@ def _beyond_bytes(part: Part, item: msgspec.Raw) -> Tokens:
     if part.type not in _KNOWN_TYPES or part.content is not ABSENT or not (is_string or part.text is ABSENT):
         return (yield from rewritten(item))
     return -(yield from _escapes(part.text)) if is_string else 0
+
+
+def _kept_elsewhere() -> Refused:
+    text = "'messages' names a sound that an upstream keeps of an earlier answer. Send what it says as 'content'."
+    return Refused(400, "not_served", text, param="messages")
 
 
 def _is_given(value: msgspec.Raw) -> bool:

@@ -75,8 +75,6 @@ FIELDS: Final = FieldNames(
         **{name: remedy for name, remedy in REMEDIES.items() if name != "max_output_tokens"},
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), USE_CEILING),
         "messages": "send the conversation as 'input'",
-        # vLLM, vllm/entrypoints/openai/responses/protocol.py: it becomes the id of the answer, also that of another caller's.
-        "request_id": "let the upstream choose ids",
     },
     UNPRICED | {"background_options", "context_management"},
 )

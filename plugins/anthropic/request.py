@@ -226,8 +226,6 @@ def _check(message: _Message) -> None:
         raise _unsupported_message(f"a message with the role '{message.role[:32]}'")
     if message.function_call is not None:
         raise _unsupported_message("a message with 'function_call'")
-    if message.audio is not None:
-        raise _unsupported_message("a message with 'audio'")
     if message.name is not None and message.role != "tool":
         raise _unsupported_message("a message with a 'name'")
 

@@ -61,7 +61,6 @@ def test_the_cost_beyond_a_hold_counts_once_for_each_hold(tmp_path: Path) -> Non
     ("message", "times"),
     [
         ('{"role":""}', 1),
-        ('{"role":"","audio":0}', 1),
         ('{"role":"","content":"<"}', 1),
         ('{"role":"x","content":[PARTS]}', 9),
         ('{"role":"x","content":[{"type":"image","content":[PARTS]}]}', 4),

@@ -161,10 +161,11 @@ def test_an_encoded_part_counts_by_its_kind_and_not_by_its_bytes(name: str) -> N
     assert slashed.text < 1000, "as PHP writes it"
 
 
-def test_a_part_may_stand_without_a_list_and_a_message_may_name_an_earlier_sound() -> None:
+def test_a_part_may_stand_without_a_list_and_no_message_names_an_earlier_sound() -> None:
     assert bound(raw_of(messages=[{"role": "user", "content": ENCODED["picture"][0]}])).images == 1
-    spoken = [{"role": "assistant", "audio": {"id": "audio_7"}}, {"role": "assistant", "content": "x", "audio": None}]
-    assert bound(raw_of(messages=spoken)).sounds == 1
+    assert bound(raw_of(messages=[{"role": "assistant", "content": "x", "audio": None}])).sounds == 0
+    with pytest.raises(Refused, match="Send what it says as 'content'"):
+        bound(raw_of(messages=[{"role": "assistant", "audio": {"id": "audio_7"}}]))
 
 
 @pytest.mark.parametrize("part", [{"type": "text", "text": "x"}, {"text": "x", "image_url": None}, "x", None, 7, []])

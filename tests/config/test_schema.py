@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gateway.base.errors import Misconfigured
 from gateway.chain import loading
-from gateway.chat.fields import UNPRICED
+from gateway.chat.fields import REMEDIES, UNPRICED
 from gateway.config.channel import Channel, Timers
 from gateway.config.decode import Section
 from gateway.config.document import find, shipped
@@ -120,9 +120,9 @@ WRONG = {
     "port: {body_timeout: 0}": "1: port.body_timeout: must be a number > 0",
     "port: {idle_timeout: 1000000}": "1: port.idle_timeout: must be a number <= 86400",
     "port: {drain: -0.5}": "1: port.drain: must be a number >= 0",
-    "port: {allow_fields: [models, temperature]}": "1: port: allow_fields may name n_predict, max_length, max_output_tokens, "
-    "auto_max_new_tokens, n_cmpl, best_of, models, route, preset, fallbacks, user_config, providerOptions, extra_body, "
-    f"{', '.join(sorted(UNPRICED))}, tools, service_tier, cache_control, context_management; any other field needs no permission",
+    "port: {allow_fields: [models, temperature]}": "1: port: allow_fields may name "
+    f"{', '.join((*REMEDIES, *sorted(UNPRICED)))}, tools, service_tier, cache_control, context_management; any other field needs "
+    "no permission",
     **{
         f"port: {{trusted_proxies: [10.0.0.1, '{wrong}']}}": f"1: port: trusted_proxies[1] {why}"
         for wrong, why in {

@@ -382,6 +382,24 @@ def test_settings_of_other_servers_pass() -> None:
     body(EmbeddingsFormat(), {**texts, "embedding_types": ["float"], "normalized": True, "late_chunking": False})
 
 
+ELSEWHERE = ("request_id", "rid", "session_params", "kv_transfer_params", "lora_path", "lora", "adapter_id", "id_slot")
+STATE = ("previous_response_id", "conversation", "prompt_id")
+
+
+@pytest.mark.parametrize("wire", SERVED.values(), ids=SERVED)
+def test_no_field_chooses_what_is_kept_elsewhere_or_another_model(wire: WireFormat) -> None:
+    served = ("previous_response_id",) if isinstance(wire, ResponsesFormat) else ()
+    sample = wire.sample("m", "max_tokens")
+    body(wire, sample)
+    for name in (*ELSEWHERE, *STATE):
+        for value in ({"id": "x"}, "x", 0):
+            if name in served and value == "x":
+                continue
+            with pytest.raises(Refused) as refused:
+                body(wire, {**sample, name: value})
+            assert (refused.value.status, refused.value.param) == (400, name)
+
+
 @pytest.mark.parametrize("name", ["service_tier", "serviceTier"])
 def test_no_tier_is_asked_for_where_none_has_a_price(name: str) -> None:
     for wire in (EmbeddingsFormat(), RerankFormat(), ModerationsFormat()):

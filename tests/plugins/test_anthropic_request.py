@@ -271,7 +271,6 @@ def called(call: dict[str, Any]) -> dict[str, Any]:
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages"),
-        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}, USER]}, "messages"),
