@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 
@@ -44,10 +45,11 @@ QUOTA_EXHAUSTED: Final = frozenset(
 per minute a quota.
 """
 _SPENT: Final = re.compile(
-    r"insufficient (balance|credit|fund|quota)|(out of|no) credits?\b|exceeded your current quota|balance is used up",
+    r"((you|your|the|this|account|have|has|is|are) )*"
+    r"(insufficient (balance|credit|fund|quota)|(out of|no) credits?\b|exceeded your current quota|balance is used up)",
     re.IGNORECASE,
 )
-"""What a 402 says where nothing is left to spend. Other ones ask for fewer tokens, as OpenRouter's do."""
+"""How a 402 begins where nothing is left to spend. Other ones ask for fewer tokens, as OpenRouter's do."""
 _SPENT_AT_ANTHROPIC: Final = "Your credit balance is too low"
 """The beginning of a 400. Only the beginning counts: what follows may quote the caller."""
 TOO_LONG_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
@@ -59,8 +61,12 @@ _TOO_LONG: Final = re.compile(
     re.IGNORECASE,
 )
 """What OpenAI, Anthropic, Gemini, Mistral, Bedrock, xAI, Cohere, Together, Fireworks, vLLM, SGLang, llama.cpp and Ollama say."""
-_STARTING: Final = re.compile(r"\bloading\b|\bis (still )?starting|warming up|not (yet )?ready", re.IGNORECASE)
-"""What llama.cpp, SGLang, TGI and Hugging Face say in a 503 while they load a model."""
+_STARTING: Final = re.compile(
+    r"loading model|(the )?(model|server|engine)( \S{1,256})? is ((currently|still) )?"
+    r"(loading|starting( up)?|warming up|not (yet )?ready)( yet)?[.!]?( please (wait|retry|try again)[\w ]{0,60}\.?)?",
+    re.IGNORECASE,
+)
+"""All that llama.cpp, SGLang, TGI and Hugging Face say in a 503 while they load a model: more may quote the caller."""
 MAX_WORDS_READ: Final = 4096
 MOST_WORDS: Final = 300
 """Characters that are kept of an upstream's own words."""
@@ -139,7 +145,7 @@ def _of_answer(status: int, headers: Mapping[str, str], detail: Mapping[str, str
             should_retry=advice,
         )
         return UpstreamFailure(error, cool_s=wait_s or 0)
-    if status == 503 and _STARTING.search(f"{detail.get('message', '')} {detail.get('type', '')}"):
+    if status == 503 and _STARTING.fullmatch(detail.get("message", "").strip()):
         text = "The upstream of this model is starting. Retry shortly, or choose another model."
         return UpstreamFailure(
             Refused(503, "model_unavailable", text, type="upstream_error", retry_after_s=wait_s or 1), starting=True
@@ -166,7 +172,7 @@ def is_spent(status: int, detail: Mapping[str, str]) -> bool:
     if status in (402, 429) and not QUOTA_EXHAUSTED.isdisjoint((detail.get("code"), detail.get("type"))):
         return True
     message = detail.get("message", "")
-    return (status == 402 and bool(_SPENT.search(message))) or (
+    return (status == 402 and bool(_SPENT.match(message))) or (
         status == 400 and message.startswith(_SPENT_AT_ANTHROPIC)
     )
 
@@ -248,9 +254,11 @@ def timed_out(to: str = "begin its answer") -> UpstreamFailure:
 
 
 def scrubbed(text: str, credentials: Sequence[str]) -> str:
-    """Return `text` with the channel's credentials replaced."""
+    """Return `text` with the channel's credentials replaced; decoded, where one is in it with any of its letters as `%41`."""
     for credential in credentials:
         text = text.replace(credential, REDACTED)
+    if "%" in text and any(map((decoded := unquote(text)).__contains__, credentials)):
+        return scrubbed(decoded, credentials)
     return text
 
 

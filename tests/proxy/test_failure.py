@@ -71,6 +71,8 @@ SPENT = [
     *((429, error) for error in QUOTA),
     (402, {"code": "insufficient_credits"}),
     (402, {"message": "Insufficient Balance"}),
+    (402, {"message": "You have insufficient credits. Add more."}),
+    (402, {"message": "Your account is out of credits"}),
     (400, {"message": "Your credit balance is too low to access the Anthropic API. Please buy credits."}),
 ]
 
@@ -90,6 +92,7 @@ def test_an_answer_that_nothing_is_left_to_spend_is_about_the_credential(status:
         ),
         (400, "messages.0.role: `Your credit balance is too low` is none of user, assistant"),
         (429, "You exceeded your current quota"),
+        (402, "The prompt 'we have insufficient funds' needs 9000 tokens, of which you can afford 12."),
     ],
 )
 def test_what_a_request_can_cause_spends_no_credential(status: int, message: str) -> None:
@@ -107,6 +110,31 @@ def test_an_error_about_the_credential_is_not_shown(status: int, error: dict[str
     assert error["message"] not in result.error.message
     assert "bad" not in result.error.message
     assert error["message"].replace("key-one", "[redacted]") == result.said.message
+
+
+@pytest.mark.parametrize(
+    ("message", "starting"),
+    [
+        ("Loading model", True),
+        ("Model gpt2 is currently loading", True),
+        ("The server is not ready yet. Please try again in 20 seconds.", True),
+        ("The model is warming up.", True),
+        ("No worker for the prompt 'why is it loading'", False),
+        ("The model is not ready for `Loading model`: it takes no pictures", False),
+        ("", False),
+    ],
+)
+def test_an_upstream_is_starting_where_it_says_nothing_else(message: str, starting: bool) -> None:
+    assert of_answer(503, JSON, body(message=message, type="unavailable_error"), KEYS).starting == starting
+
+
+@pytest.mark.parametrize(
+    "spelt", ["%6Bey-one", "key%2done", "%6b%65%79%2d%6f%6e%65", "key-one", "%256Bey-one%6bey-one"]
+)
+def test_a_credential_with_letters_as_an_address_has_them_is_not_shown(spelt: str) -> None:
+    shown = of_answer(400, JSON, body(message=f"No such key: {spelt}, 100 % sure"), KEYS).error.message
+    assert shown.endswith("[redacted], 100 % sure")
+    assert of_answer(400, JSON, body(message="a%20b is 100 % wrong"), KEYS).error.message == "a%20b is 100 % wrong"
 
 
 PAGE = b" " * (4096 - 12) + b"zebra-password-kangaroo" + b" and more" * 9

@@ -9,9 +9,10 @@ import json
 import pytest
 
 from gateway import Outcome
+from plugins.model_routing import ModelRouting
 from tests.whole.aftermath import assert_ended, assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import Serve
-from tests.whole.raw import ask, chat
+from tests.whole.raw import ask, chat, read_answer
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import DONE, PASSED, STREAM, USAGE, WORDS, event
 
@@ -351,3 +352,26 @@ async def test_an_invalid_json_response_is_an_error(serve: Serve, script: list[S
         assert answer.error["message"].startswith(f"The upstream's answer {message} ")
         await last_end_record(gateway)
         await assert_released(gateway, upstream, before, 0)
+
+
+async def test_a_body_that_took_all_of_the_time_counts_for_no_upstream(serve: Serve) -> None:
+    async with (
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+        serve(upstream.base_url, channel=", timers: {total: 0.2}") as gateway,
+    ):
+        request = chat(await gateway.token())
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(request[:-1])
+        await asyncio.sleep(0.3)  # longer than `total`
+        writer.write(request[-1:])
+        answer = await read_answer(reader)
+        writer.close()
+        assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+        assert "Send its body faster" in answer.error["message"]
+        assert upstream.requests == []
+        await assert_ended(gateway, FAILED, "nothing", "upstream_timeout")
+        routing = gateway.gateway.chain.entries[-1].plugin
+        assert isinstance(routing, ModelRouting)
+        await routing.health.sync()
+        (channel,) = await gateway.store.channels.show(["fake"])
+        assert (channel.in_words, channel.last_error) == ("healthy", "")
