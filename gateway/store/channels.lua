@@ -111,7 +111,7 @@ local STARTING = 15000 -- a channel whose upstream said that it loads
 local seen = {}
 
 local function grown(streak, at_least)
-  return now + math.min(longest, math.max(first * 2 ^ math.min(streak - 1, 30), at_least))
+  return now + math.min(longest, math.max(first * 2 ^ math.min(streak - 1, 5), at_least))
 end
 
 local function cool(state, at_least, repeated)
@@ -119,18 +119,22 @@ local function cool(state, at_least, repeated)
   local firm = repeated or streak > 1
   redis.call('HSET', state, 'until', string.format('%.0f', grown(streak, at_least)), 'since', now, 'firm', firm and 1 or 0)
   redis.call('HDEL', state, 'probe')
-  if firm then redis.call('HDEL', state, 'ok', 'failed', 'ok_before', 'failed_before') end
+  if firm then redis.call('HDEL', state, 'ok', 'failed', 'ok_before', 'failed_before', 'run') end
 end
 
+-- Counts a report in the channel's window. Returns the successes, the failures, and how many of these came since the last success.
 local function count(state, report)
-  local last, ok, failed, ok_before, failed_before = numbers(state, 'turn', 'ok', 'failed', 'ok_before', 'failed_before')
+  local last, ok, failed, ok_before, failed_before, run =
+    numbers(state, 'turn', 'ok', 'failed', 'ok_before', 'failed_before', 'run')
+  run = (report.ok > 0 or last < turn - 1) and 0 or run
+  if report.ok == 0 then run = run + report.failed end
   if last < turn then
     ok_before, failed_before = last == turn - 1 and ok or 0, last == turn - 1 and failed or 0
     ok, failed = 0, 0
   end
   ok, failed = ok + report.ok, failed + report.failed
-  redis.call('HSET', state, 'turn', turn, 'ok', ok, 'failed', failed, 'ok_before', ok_before, 'failed_before', failed_before)
-  return ok + ok_before, failed + failed_before
+  redis.call('HSET', state, 'turn', turn, 'ok', ok, 'failed', failed, 'ok_before', ok_before, 'failed_before', failed_before, 'run', run)
+  return ok + ok_before, failed + failed_before, run
 end
 
 local function save(key, accounts)
@@ -299,10 +303,10 @@ for index, report in ipairs(reports) do
   local cool_until, firm, disabled = numbers(state, 'until', 'firm', 'disabled')
   local by_accounts, by_accounts_here, asked_ms, told, known = unpack(count_accounts(accounts, report.accounts))
   if report.ok + report.failed > 0 or next(report.accounts) then
-    local ok, failed = count(state, report)
+    local ok, failed, run = count(state, report)
     failed = failed + by_accounts
-    -- A report of nothing but failures is enough, even if the channel worked well until now.
-    local nothing_else = report.ok == 0 and report.failed + by_accounts_here >= fewest
+    -- Nothing but failures is enough, even if the channel worked well until now.
+    local nothing_else = report.ok == 0 and run + by_accounts_here >= fewest
     local repeated = nothing_else or (failed >= fewest and failed >= ok)
     local cool_ms = math.max(report.cool_ms, asked_ms > 0 and asked_ms or -1)
     local probes_fail = cool_until > 0 and cool_until <= now and by_accounts >= 2

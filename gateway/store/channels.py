@@ -99,9 +99,10 @@ FIGURES_S: Final = 300
 class CooldownRules(msgspec.Struct, frozen=True):
     """When a channel cools down, and for how long.
 
-    It cools down after `min_failures` failures that are at least half of all calls in the last one to two `window_ms`, or
-    that are all calls in one worker's report. The cool-down is `first_ms`, doubled each time that the probe fails, or what
-    the upstream asks for if that is longer; at most `max_ms`.
+    It cools down after `min_failures` failures that are at least half of all calls in the last one to two `window_ms`, or that
+    are all calls in one worker's report, or without a success between them where no request can cause them. The cool-down is
+    `first_ms`, doubled each time that the probe fails, five times at most; or what the upstream asks for if that is longer, at most
+    `max_ms`.
     """
 
     first_ms: int = 1_000
@@ -196,6 +197,7 @@ class Channels:
                 "streak",
                 "ok",
                 "failed",
+                "run",
                 "turn",
                 "starting",
             )

@@ -90,6 +90,20 @@ async def test_a_channel_that_worked_until_now_cools_at_the_first_report_of_noth
     assert await reported(channels, failed=3) is Condition.COOLING
 
 
+async def test_a_channel_that_worked_until_now_cools_after_reports_of_one_failure_each_without_a_success_between(
+    channels: Channels, later: Pass
+) -> None:
+    assert await reported(channels, ok=1000, failed=1) is Condition.HEALTHY
+    for before in ({"ok": 1}, {"ok": 1, "failed": 1}):
+        assert await reported(channels, failed=1) is await reported(channels, failed=1) is Condition.HEALTHY
+        assert await reported(channels, **before) is Condition.HEALTHY
+    for _ in range(3):
+        assert await reported(channels, accounts={"alice": AccountReport(failed=1)}) is Condition.HEALTHY
+    assert await reported(channels, failed=1) is await reported(channels, failed=1) is Condition.HEALTHY
+    await later(10_000)
+    assert await reported(channels, failed=1) is Condition.COOLING
+
+
 async def test_look_returns_what_admit_would_and_takes_no_slot(channels: Channels, later: Pass) -> None:
     limited = limits(concurrent=1, per_minute=1)
     assert await reported(channels, failed=3) is Condition.COOLING
@@ -149,6 +163,17 @@ async def test_a_failed_probe_cools_it_for_longer_and_a_successful_one_makes_it_
     assert not (await channels.admit("r", [limits()])).probe
     await reported(channels, failed=3)
     assert await cool_ms(channels) == 60, "the next cool-down is a first one again"
+
+
+async def test_a_long_outage_makes_cool_downs_no_longer_than_half_a_minute(client: Client, later: Pass) -> None:
+    channels = Channels(client, CooldownRules())
+    assert await reported(channels, failed=3) is Condition.COOLING
+    for _ in range(8):
+        await later(await cool_ms(channels))
+        assert await reported(channels, failed=1, probe="failed") is Condition.COOLING
+    assert await cool_ms(channels) == 32_000
+    await reported(channels, failed=1, cool_ms=60_000)
+    assert await cool_ms(channels) == 60_000, "what the upstream asks for is kept"
 
 
 async def test_calls_in_flight_neither_end_nor_extend_a_cool_down(channels: Channels, later: Pass) -> None:
