@@ -166,6 +166,11 @@ def test_a_query_names_metrics_and_labels_that_the_gateway_exports(scrape: Sampl
                 assert set(node.modifier.labels) <= series[0].keys(), f"{name}: {selector.name} has no such label"
 
 
+def test_an_alert_about_a_channel_counts_no_requests_that_no_channel_could_serve() -> None:
+    of_channels = [query for name, query in queries() if name == "UpstreamFails"]
+    assert ['outcome=~"upstream_.*",channel!="none"' in query for query in of_channels] == [True]
+
+
 def test_a_counter_whose_increase_an_alert_reads_is_there_from_the_start() -> None:
     """Else it begins at 1, and the first event is no increase."""
     shared, config = SharedNumbers(), schema.Config(channels={"fake": Channel("http://127.0.0.1:1/v1")})

@@ -130,7 +130,7 @@ def _aside(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
     """Yield a row for each credential that is set aside."""
     for each in shown.credentials:
         if each.state is not CredentialState.IN_USE:
-            until = each.until or "it is switched on"
+            until = each.until or ("it is tried" if each.state is CredentialState.SPENT else "it is switched on")
             yield shown.channel, each.index, each.state, each.since, until, each.reason
 
 

@@ -154,7 +154,7 @@ class ChannelBreaker:
         disabled = [self._channels[candidate.name].status.condition in CLOSED for candidate in candidates]
         text = "No channel can serve this model at the moment. Retry later or choose another model."
         if all(disabled):
-            text = "The operator has switched off every channel of this model. Choose another model."
+            text = "Every channel of this model is closed until the operator opens one. Choose another model."
         wait_s = self._wait_s(candidates, account)
         if store_wait_s and (not wait_s or store_wait_s < wait_s):
             wait_s = store_wait_s + MARGIN_S

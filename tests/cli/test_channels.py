@@ -111,13 +111,13 @@ def states() -> list[tuple[str, str]]:
     return [(each["state"], each["reason"]) for each in as_json()[0]["credentials"]]
 
 
-def refuse(store_url: str, key: str) -> None:
+def refuse(store_url: str, key: str, *, spent: bool = False) -> None:
     """Report as a worker does that the upstream refused a credential of channel `one`."""
 
     async def report() -> None:
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
         other = Channels(client)
-        other.credentials.refused("one", fingerprint_of(key), "402")
+        other.credentials.refused("one", fingerprint_of(key), "402", spent=spent)
         await other.sync("w", {"one": ChannelReport(credentials=other.credentials.take_report("one"))})
         await client.close()
 
@@ -136,6 +136,13 @@ def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: st
     assert [each["index"] for each in two] == [0, 1]
     assert len({each["fingerprint"] for each in two}) == 2
     assert two[0]["since"] is two[0]["until"] is None
+
+
+def test_a_spent_credential_is_set_aside_until_it_is_tried(store_url: str) -> None:
+    refuse(store_url, "canary-4711", spent=True)
+    assert run().stdout.splitlines()[-1].split("  ")[-2:] == ["it is tried", "402"]
+    run("credential", "one", "0", "try")
+    assert states() == [("in use", ""), ("in use", "")]
 
 
 def test_a_credential_is_tried_switched_off_and_on_by_number(store_url: str) -> None:

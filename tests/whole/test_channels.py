@@ -12,7 +12,7 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.channels import ChannelReport, ChannelStatus, Condition, CooldownRules
+from gateway.store.channels import ChannelReport, ChannelStatus, Condition, CooldownRules, fingerprint_of
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
@@ -373,6 +373,20 @@ async def test_a_channel_whose_credentials_are_all_refused_cools(
         await ask(gateway.port, chat(token))
         await wait_until(lambda: status_of(gateway, "c0").shown is Condition.NO_CREDENTIAL)
         assert await charged(gateway) == 0
+
+
+async def test_a_caller_is_told_not_to_wait_for_a_channel_without_a_credential(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with gateway_with(tmp_path, store_url, GOOD, each=", api_key: one") as (gateway, _):
+        token = await gateway.token()
+        gateway.gateway.services.store.channels.credentials.refused("c0", fingerprint_of("one"), "402", spent=True)
+        await wait_until(lambda: status_of(gateway, "c0").condition is Condition.NO_CREDENTIAL)
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.headers["x-should-retry"]) == (503, "false")
+        assert answer.error["message"] == (
+            "Every channel of this model is closed until the operator opens one. Choose another model."
+        )
 
 
 async def test_an_upstream_that_loads_its_model_is_waited_for_and_closes_nothing(
