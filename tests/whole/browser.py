@@ -49,6 +49,8 @@ WIDER = """() => {
   return [...document.querySelectorAll('body *')].filter((each) => each.getBoundingClientRect().right > wide + 1)
     .map((each) => each.outerHTML.slice(0, 120));
 }"""
+CUT = """() => [...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)
+  .map((each) => each.ariaLabel)"""
 VIOLATIONS = """addEventListener('securitypolicyviolation',
   (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""
 
@@ -90,6 +92,7 @@ class Window:
     async def check_width(self) -> None:
         """Fail if the page is wider than the window."""
         assert await self.page.evaluate(WIDER) == [], self.page.url
+        assert await self.page.evaluate(CUT) == [], self.page.url
 
     async def shoot(self, name: str) -> None:
         """Keep a picture of the whole page."""

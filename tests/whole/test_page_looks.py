@@ -27,7 +27,7 @@ OPENED: Final = "() => document.querySelectorAll('details').forEach((each) => { 
 
 OPERATORS: Final = {
     "requests": "/requests",
-    "requests-none": "/requests?account=nobody",
+    "requests-none": "/requests?account=fresh",
     "accounts": "/accounts",
     "accounts-none": "/accounts?q=nobody",
     "account": "/accounts/acme",
@@ -36,7 +36,7 @@ OPERATORS: Final = {
     "channels": "/channels",
     "money": "/money",
     "money-by": "/money?by=account&by=model&by=channel",
-    "money-none": "/money?account=nobody",
+    "money-none": "/money?account=fresh",
     "configuration": "/configuration",
     "audit": "/audit",
     "audit-none": "/audit?target=nobody",
@@ -74,7 +74,8 @@ async def lived_in(house: Operated) -> Operated:
     await house.call(
         "POST", "/accounts/acme/adjustments", transaction="a-1", amount_micros=-250_000, reason="A refund."
     )
-    for model in ("words", "other", "words", "missing"):
+    house.upstream.refused.add("sk-number-two-4711")
+    for model in ("words", "other", "words", "other", "missing"):
         await house.ask(token, model)
     return house
 
