@@ -112,6 +112,10 @@ class UsageLogger(Plugin):
             if arrival.reference and record.account:
                 reference = hashed_reference(record.account, arrival.reference)
                 record = msgspec.structs.replace(record, reference=reference)
+            address, agent = self.usage.caller_of(exchange.request)
+            record = msgspec.structs.replace(record, address=address, user_agent=agent)
+            if exchange.notes is not None:
+                record = msgspec.structs.replace(record, tags=exchange.notes)
             if not model or exchange.error is not None:
                 record = self._explained(record, exchange)
             if exchange.changed_by or exchange.answered_by:
@@ -230,6 +234,7 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         outcome=exchange.outcome or Outcome.INTERNAL_ERROR,
         error_code=exchange.error.code[:MAX_FOREIGN_NAME] if exchange.error else "",
         refused_by=exchange.refused_by,
+        completion_id=last.completion_id[:MAX_FOREIGN_NAME] if last else "",
     )
     usage = exchange.usage
     measured = msgspec.structs.replace(

@@ -40,6 +40,7 @@ CORE_ALONE = {
     "drop_values",
     "hooks",
     "kept",
+    "notes",
     "on_stop",
     "settle_pending",
     "stopped",

@@ -84,7 +84,7 @@ class Store:
             )  # it imports aiohttp's client, which takes a fifth of a second
 
             elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2)
-        self.usage = UsageLog(client, home_of(config), clickhouse=elsewhere)
+        self.usage = UsageLog(client, home_of(config), callers=config.usage.callers, clickhouse=elsewhere)
         self._masters = Masters(client, settling)
 
     async def replay_after_failover(self) -> tuple[int, int]:

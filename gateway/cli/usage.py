@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from gateway.admin.actions.action import LARGEST_LONG_PAGE
-from gateway.admin.actions.usage import GIVEN, MOST_LINES, groups
+from gateway.admin.actions.usage import GIVEN, MOST_LINES, dicts, groups
 from gateway.base.amounts import amount
 from gateway.base.errors import Refused
 from gateway.base.text import counted
@@ -34,6 +34,7 @@ from gateway.cli.common import (
     printable,
     progress,
     refuse,
+    request_id,
     run_with_store,
 )
 from gateway.cli.exits import EXIT_CODES
@@ -118,6 +119,10 @@ async def list_(
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
+    token: Annotated[str | None, typer.Option(metavar="ID", help="Only requests with this token.")] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME:VALUE", help="Only requests with this tag, as in tenant:acme.")
+    ] = None,
     since: FromOption = None,
     until: ToOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many requests to list at most.")] = 50,
@@ -128,7 +133,7 @@ async def list_(
     """
     _check_order(since, until)
 
-    terms = await _terms(at, account, model, outcome, since, until)
+    terms = await _terms(at, account, model, outcome, since, until) | {"token": token, "tag": tag}
     pages = [page async for page in at.pages("requests.list_", size=LARGEST_LONG_PAGE, most=limit, **terms)]
     records = [record for page in pages for record in page.data]
     if at.as_csv or at.as_json:
@@ -174,7 +179,8 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
 async def summary(
     at: At,
     by: Annotated[
-        str, typer.Option(metavar="NAMES", help=f"Group by these, with commas between them: {', '.join(GIVEN)}.")
+        str,
+        typer.Option(metavar="NAMES", help=f"Group by these, with commas between them: {', '.join(GIVEN)}, tag:NAME."),
     ] = "day",
     account: AccountOption = None,
     model: ModelOption = None,
@@ -197,7 +203,7 @@ async def summary(
     terms = await _terms(at, account, model, outcome, since, until)
     pages = [page async for page in at.pages("usage.summary", size=MOST_LINES, by=",".join(names), **terms)]
     lines = [line for page in pages for line in page.data]
-    totals = [{name: getattr(line, name) for name in (*names, *SUMS)} for line in lines]
+    totals = dicts(lines, names)
     if at.as_csv:
         print_csv(totals)
     elif at.as_json:
@@ -431,14 +437,58 @@ def _in_words(model: str, outcome: str, error: str, status: str, tokens: str, ch
     return GAP.join(part for part in (model, ended, tokens, charge, f"{ms} ms") if part != "-")
 
 
-async def trace(at: At, request_id: RequestArgument) -> None:
-    """Show in a sentence what happened to a request.
+async def trace(
+    at: At,
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The request's `x-request-id`, or whatever else one has: the id of its answer, its upstream's, the caller's "
+            "X-Client-Request-Id, an account's id or external id, the beginning of a token.",
+        ),
+    ],
+) -> None:
+    """Show in a sentence what happened to a request. By another id than a request's, show what is found.
 
     The exit code is 1 if it never arrived, or if it is not found and a gateway that may know of it could not be asked.
 
-    Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
+    Examples: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`, `gateway trace chatcmpl-1795462402975327903`
     """
+    try:
+        wanted = request_id(text)
+    except typer.BadParameter:
+        wanted = await _found(at, text)
+        if not wanted:
+            return
+    await _told(at, wanted)
 
+
+async def _found(at: At, text: str) -> str:
+    """Return the id of the one request that is found by a text. Print what is found else."""
+    from gateway.admin.actions.search import Found
+
+    found = await at.do("search.search", q=text) if text.strip() else Found([], [], [])
+    if len(found.requests) == 1 and not found.accounts and not found.tokens:
+        return str(found.requests[0].id)
+    if at.as_json:
+        print_json(found)
+    elif not (found.requests or found.accounts or found.tokens):
+        raise refuse(
+            "nothing is found by it: no request, account or token. Requests are found by the id of their answer once they have "
+            "ended, and all the time by their `x-request-id`",
+            "not_found",
+        )
+    else:
+        for account in found.accounts:
+            typer.echo(f"account {account.id}: {account.status}, balance {amount(account.balance_micros)}")
+        for token in found.tokens:
+            typer.echo(f"token {token.id}: {token.state}; `gateway usage list --token {token.id}` shows its requests")
+        if found.requests:
+            print_requests(found.requests, empty="")
+    return ""
+
+
+async def _told(at: At, request_id: str) -> None:
     told = await at.do("requests.trace", request_id)
     record = told.record
     if at.as_json:

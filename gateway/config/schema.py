@@ -189,13 +189,14 @@ class StoreSettings(Section, frozen=True):
 
 class UsageSettings(Section, frozen=True):
     """The PostgreSQL database of the usage log where several gateways share it, how many whole months are kept besides the current
-    one, and the ClickHouse server that gets a copy.
+    one, what is kept of callers' addresses and programs, and the ClickHouse server that gets a copy.
     """
 
     hidden = frozenset({"database", "clickhouse"})
 
     database: str = ""
     retention_months: Count = 13
+    callers: Literal["full", "prefix", "none"] = "prefix"
     clickhouse: str = ""
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ exchange's request hooks.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
@@ -16,6 +17,7 @@ import msgspec
 
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import new_id
+from gateway.base.text import visible, without_credentials
 from gateway.chat.answers import Delta, DeltaReader, WholeAnswer
 from gateway.chat.request import Body, changed
 from gateway.chat.usage import Usage
@@ -28,6 +30,9 @@ FALLBACK: Final = "fallback"
 """In `changed_by` of a request that another model of the catalogue served, or should have."""
 LARGEST: Final = (1 << 63) - 1
 """What a record can have."""
+TAG: Final = re.compile("[a-z0-9_]{1,32}")
+MOST_TAGS: Final = 8
+TAG_LENGTH: Final = 64
 
 
 class Outcome(StrEnum):
@@ -102,7 +107,18 @@ class Exchange:
             "account",
         ),
         *("answered_by", "arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events"),
-        *("first_byte", "generation", "group", "hooks", "kept", "longest_gap_s", "model", "on_stop", "refused_by"),
+        *(
+            "first_byte",
+            "generation",
+            "group",
+            "hooks",
+            "kept",
+            "longest_gap_s",
+            "model",
+            "notes",
+            "on_stop",
+            "refused_by",
+        ),
         *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
     )
     id: str = read_only("_id")
@@ -134,14 +150,13 @@ class Exchange:
         """The generation of the configuration that serves this exchange."""
         self.account = ""
         """Whose request it is, for the record of one that is refused before there is a `Caller`."""
-        self.token_id = self.group = ""
+        self.token_id = self.group = self.channel = ""
         self.model = ""
         """The model that the body names. Set when the body was read, and when a plugin changed it."""
         self.requested_model = ""
         """The model that the caller named, where a plugin changed it."""
         self.changed_by: tuple[str, ...] = ()
         """The names of the plugins that changed the request."""
-        self.channel = ""
         self.status = 0
         self.outcome: Outcome | None = None
         self.error: Refused | None = None
@@ -149,6 +164,7 @@ class Exchange:
         """The plugin that refused the request, or ended its stream."""
         self.answered_by = ""
         """The plugin that answered in place of an upstream."""
+        self.notes: dict[str, str] | None = None  # see `note`
         self.response_headers: dict[str, str] = {}
         self.first_byte: float | None = None
         self.ended: float | None = None
@@ -261,6 +277,20 @@ class Exchange:
                 self.on_stop()
         else:
             self.kept = min(self.kept, keep)
+
+    def note(self, name: str, value: str) -> None:
+        """Put a tag into the record of the request, such as the tenant that a header names. Called again, it replaces the value.
+
+        A request has up to 8 tags. `name` is 1 to 32 of a-z, 0-9 and _; of the value the first 64 characters are kept, without
+        credentials. Lists, sums and exports of the usage log select by tags. Raises `ValueError`.
+        """
+        if not TAG.fullmatch(name):
+            raise ValueError(f"a tag is named by 1 to 32 of a-z, 0-9 and _, not {name!r}")
+        notes = self.notes if self.notes is not None else {}
+        if len(notes) == MOST_TAGS and name not in notes:
+            raise ValueError(f"a request has at most {MOST_TAGS} tags")
+        notes[name] = "".join(map(visible, without_credentials(value)))[:TAG_LENGTH]
+        self.notes = notes
 
     def drop_values(self) -> None:
         """Free the values of the body. Its numbers stay."""

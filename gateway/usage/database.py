@@ -384,6 +384,8 @@ CREATE TABLE IF NOT EXISTS requests (
 CREATE INDEX IF NOT EXISTS requests_of_account ON requests (account, id);
 CREATE INDEX IF NOT EXISTS requests_open ON requests (id) WHERE outcome IS NULL;
 CREATE INDEX IF NOT EXISTS requests_of_reference ON requests (reference, id) WHERE reference != '';
+CREATE INDEX IF NOT EXISTS requests_of_completion ON requests (completion_id) WHERE completion_id != '';
+CREATE INDEX IF NOT EXISTS requests_of_upstream ON requests (upstream_request_id) WHERE upstream_request_id != '';
 CREATE TABLE IF NOT EXISTS days (
     {", ".join(f"{name} TEXT" for name in GROUPS)},
     {", ".join(f"{name} INTEGER" for name in SUMS)},

@@ -23,13 +23,13 @@ from gateway.base import crash_points
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.ids import arrival_ms, utc
 from gateway.base.log import log
-from gateway.domain.exchange import Exchange
+from gateway.domain.exchange import Exchange, Request
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
 from gateway.store.client.steps import Step
 from gateway.usage.gateways import Others, others_of
 from gateway.usage.home import Home, folder_of
-from gateway.usage.record import Record, WrittenRecord, encode, line_of
+from gateway.usage.record import Record, WrittenRecord, caller_of, encode, line_of
 from gateway.usage.search import Search, SearchResult
 from gateway.usage.stream import Spool, id_of, installation_of, short, streams_of
 
@@ -65,6 +65,7 @@ class UsageLog:
         home: Home,
         *,
         max_entries: int = MAX_ENTRIES,
+        callers: str = "prefix",
         clickhouse: ClickHouse | None = None,
     ) -> None:
         self.client = client
@@ -74,6 +75,7 @@ class UsageLog:
         self._only = self.streams[0] if len(self.streams) == 1 else ""
         self.spool = Spool(folder / "spool")
         self.max_entries = max_entries
+        self._callers = callers
         self.installation = installation_of(folder)
         self.gateway = short(self.installation)
         """The name of this gateway in the records of the requests that it received."""
@@ -94,6 +96,10 @@ class UsageLog:
             config=exchange.generation,
             gateway=self.gateway,
         )
+
+    def caller_of(self, request: Request) -> tuple[str, str]:
+        """Return the address and the user agent of a request as its record has them."""
+        return caller_of(self._callers, request.peer, request.headers.get("User-Agent", ""))
 
     def submit_arrival(self, record: Record) -> asyncio.Future[object]:
         """Send an arrival with the other calls of this tick; the caller must await the future.

@@ -81,13 +81,13 @@ class Tables:
 
     def execute(self, text: str, values: Sequence[Any] = ()) -> Any:
         """Run a query."""
-        return self._connection.execute(text.replace("?", "%s"), values)
+        return self._connection.execute(_translated(text), values)
 
     def stream(self, text: str, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """Yield the rows of a query, few at a time."""
         with self._connection.cursor(name="rows") as cursor:
             cursor.itersize = ROWS
-            yield from cursor.execute(text.replace("?", "%s"), values)
+            yield from cursor.execute(_translated(text), values)
 
 
 class Postgres:
@@ -282,6 +282,11 @@ def _words(error: psycopg.Error) -> str:
     return text if isinstance(error, psycopg.OperationalError) else type(error).__name__
 
 
+def _translated(text: str) -> str:
+    """Return a query that is written for SQLite as PostgreSQL takes it: with its marks, and a cast where JSON is read."""
+    return text.replace("?", "%s").replace('"tags" ->>', '"tags"::json ->>')
+
+
 def _lock(connection: Connection) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
 
@@ -399,6 +404,8 @@ CREATE TABLE IF NOT EXISTS {tables.requests} ({_INCOMING}, PRIMARY KEY (id));
 CREATE INDEX IF NOT EXISTS {name}_of_account ON {tables.requests} (account, id);
 CREATE INDEX IF NOT EXISTS {name}_open ON {tables.requests} (id) WHERE outcome IS NULL;
 CREATE INDEX IF NOT EXISTS {name}_of_reference ON {tables.requests} (reference, id) WHERE reference != '';
+CREATE INDEX IF NOT EXISTS {name}_of_completion ON {tables.requests} (completion_id) WHERE completion_id != '';
+CREATE INDEX IF NOT EXISTS {name}_of_upstream ON {tables.requests} (upstream_request_id) WHERE upstream_request_id != '';
 CREATE TABLE IF NOT EXISTS {tables.days} ({_ADDED}, PRIMARY KEY ({_quoted(GROUPS)}));
 CREATE TABLE IF NOT EXISTS {tables.ends} (place bigint PRIMARY KEY, id text COLLATE "C" NOT NULL);
 """

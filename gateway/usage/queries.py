@@ -38,6 +38,9 @@ _MONTH_OF_DAY: Final = slice(len("2026-11"))
 _NEWEST: Final = slice(-2, None)
 """The months that a tail reads."""
 
+AT_ONCE: Final = 500
+"""Names that a query has at once."""
+
 MAX_SCANNED: Final = 5_000
 """Rows of a page that are compared with its filters, for an account."""
 _FIRST_MONTH: Final = ""
@@ -67,6 +70,34 @@ def find(home: Home, id: str) -> Record | None:  # noqa: A002 - the field's name
     if record is None and (lost := missing(home, month, month)):
         raise lost[-1]
     return record
+
+
+def named(home: Home, name: str, texts: Sequence[str], most: int) -> list[Record]:
+    """Return the newest requests whose `name` is one of these: `completion_id`, `upstream_request_id` or `reference`.
+
+    Raises `UnusableFile`.
+    """
+    found: list[Record] = []
+    for month in sorted(months(home), reverse=True):
+        with opened(home, month) as part:
+            for first in range(0, len(texts), AT_ONCE):
+                if part is None:
+                    break
+                some = texts[first : first + AT_ONCE]
+                # The `||` keeps the planner from walking all requests in the order of their ids.
+                terms = (
+                    f"WHERE {name} IN ({', '.join('?' * len(some))}) AND {name} != '' ORDER BY id || '' DESC LIMIT ?"
+                )
+                found += map(record_of, select_rows(part, terms, (*some, most)))
+        if len(found) >= most:
+            break
+    return sorted(found, key=lambda record: record.id, reverse=True)[:most]
+
+
+def tagged(tag: str) -> tuple[str, list[str]]:
+    """Return the condition of a tag, `name:value`, and its values."""
+    name, _, value = tag.partition(":")
+    return f""" AND "tags" ->> '{name}' = ?""", [value]
 
 
 def select(
@@ -231,6 +262,7 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
     error_code: str | None = None
     operation: str | None = None
     reference: str | None = None
+    tag: str | None = None
     always: ClassVar[str] = ""
 
     @property
@@ -245,7 +277,8 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
         """The further conditions, and their values."""
         names = ("token_id", "model", "channel", "outcome", "error_code", "operation")
         given = [(name, value) for name in names if (value := getattr(self, name)) is not None]
-        return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
+        tag, values = tagged(self.tag) if self.tag else ("", [])
+        return "".join(f" AND {column} = ?" for column, _ in given) + tag, [*(value for _, value in given), *values]
 
 
 class RequestsQuery(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """The usage record: what is stored of every request that sent a complete head.
 
 A record is written twice, at arrival (`outcome` is None) and at the end; the two are merged by their id. It has no text that the
-caller chose, no path and no header, since any could be a token that was pasted in the wrong place; but for a model that is not in
-the catalogue, of which nothing is kept where it may be a secret (`shown_name`). The upstream's usage object is kept as it came,
-without the channel's credentials and up to a few kilobytes.
+caller chose, no path and no header, since any could be a token that was pasted in the wrong place. There are two exceptions: the
+user agent, and a model that is not in the catalogue, of which nothing is kept where it may be a secret (`shown_name`). The
+upstream's usage object is kept as it came, without the channel's credentials and up to a few kilobytes.
 
 **References** are names that a caller gives its requests, so that it finds them also where it never got the answer with their id.
 
@@ -20,15 +20,18 @@ words cannot be told from a name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
+from ipaddress import ip_network
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from multidict import MultiMapping, istr
 
+from gateway.base.addresses import address_of
 from gateway.base.errors import Refused
 from gateway.base.ids import check_time
-from gateway.base.text import may_be_secret, visible
+from gateway.base.text import may_be_secret, visible, without_secrets
 from gateway.chat.usage import Usage
 from gateway.domain.exchange import Outcome
 from gateway.domain.prices import price_from
@@ -40,7 +43,7 @@ Number = Annotated[int, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 NumberOrNone = Number | None
 
 encode: Final = msgspec.json.Encoder().encode
-OBJECTS: Final = ("price", "cost_price", "unavailable")
+OBJECTS: Final = ("price", "cost_price", "unavailable", "tags")
 """Fields that are stored as JSON objects."""
 
 HEADER: Final = istr("X-Client-Request-Id")
@@ -88,7 +91,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.record`.
     `requested_model` is the model that the caller named where the catalogue has no such model, or where a plugin chose another,
     else empty. `unavailable`: where no channel could be called, why not, in words by the channel's name. `changed_by`: the plugins
-    that changed the request. `answered_by`: the plugin that answered in place of an upstream.
+    that changed the request. `answered_by`: the plugin that answered in place of an upstream. `completion_id`: the id that the
+    answer itself has, which callers log. `address` and `user_agent`: from where and with what it was sent, as far as
+    `usage.callers` says. `tags`: what plugins have noted, by names of their own.
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
@@ -134,6 +139,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gateway: str = ""
     changed_by: list[str] = []
     answered_by: str = ""
+    completion_id: str = ""
+    address: str = ""
+    user_agent: str = ""
+    tags: dict[str, str] = {}
 
 
 class WrittenRecord(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -199,6 +208,20 @@ def hashed_reference(account: str, reference: str) -> str:
     """Return the hash of a reference, which records have in its place: the same for the same account and reference."""
     key = blake2b(account.encode(), digest_size=blake2b.MAX_KEY_SIZE).digest()
     return blake2b(reference.encode(), key=key, digest_size=DIGEST_BYTES).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def caller_of(kept: str, peer: str, agent: str) -> tuple[str, str]:
+    """Return the address and the user agent of a caller as records have them. `kept`: `full`, `prefix` or `none`."""
+    if kept == "none":
+        return "", ""
+    if (address := address_of(peer)) is None:
+        shown = ""
+    elif kept == "full":
+        shown = str(address)
+    else:
+        shown = str(ip_network((address, 24 if address.version == 4 else 48), strict=False))
+    return shown, without_secrets(agent[: 2 * MOST])[:MOST]
 
 
 def shown_name(text: str) -> str:

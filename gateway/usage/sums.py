@@ -37,7 +37,9 @@ DAY_MS: Final = 86_400_000
 _TIMES: Final = {"hour": 13, "day": 10, "month": 7}
 """Characters of a time that name its hour, its day and its month."""
 NAMES: Final = ("month", "day", "hour", "account", "group", "token_id", "model", "channel", "outcome", "error_code")
-"""What sums are grouped by."""
+"""What sums are grouped by, beside tags."""
+TAG: Final = "tag:"
+"""What stands before the name of a tag that sums are grouped by."""
 _OF_DAYS: Final = {*GROUPS, "month"}
 
 MAX_BYTES: Final = 48 * 1024 * 1024
@@ -123,13 +125,19 @@ def _of_requests(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, 
     sums = ["count(*)", f"count(*) FILTER (WHERE outcome = '{Outcome.COMPLETED}')"]
     sums += [f"sum({name})" for name in SUM_COLUMNS]
     sums.append("count(*) FILTER (WHERE cost_micros IS NULL)")
-    names = [f"substr(arrived_at, 1, {_TIMES[name]})" if name in _TIMES else f'"{name}"' for name in by]
+    names = list(map(_expression, by))
     since_ms, until_ms = wanted.between_ms
     text = (
         f"SELECT {', '.join([*names, *sums])} FROM {part.requests} "  # noqa: S608 - names of ours only
         f"WHERE id >= ? AND id < ? AND outcome IS NOT NULL{conditions}{_group(by)}"
     )
     return text, (first_id(since_ms), first_id(until_ms), *values)
+
+
+def _expression(name: str) -> str:
+    if name.startswith(TAG):
+        return f"""coalesce("tags" ->> '{name.removeprefix(TAG)}', '')"""
+    return f"substr(arrived_at, 1, {_TIMES[name]})" if name in _TIMES else f'"{name}"'
 
 
 def _group(by: Sequence[str]) -> str:

@@ -225,12 +225,12 @@ def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path:
 @pytest.mark.parametrize(
     "text", ["chatcmpl-123", "", "zzz", "ffffffff-ffff-7fff-bfff-ffffffffffff", "sk-alice-1a2b3c4d-secret"]
 )
-@pytest.mark.parametrize("command", [("trace",), ("usage", "show")])
-def test_what_is_no_id_of_a_request_is_not_said_to_have_never_arrived(
-    rows: UsageDatabase, command: tuple[str, ...], text: str
-) -> None:
-    said = run(*command, text, code=2)
+def test_what_is_no_id_of_a_request_is_not_said_to_have_never_arrived(rows: UsageDatabase, text: str) -> None:
+    said = run("usage", "show", text, code=2)
     assert "not a request's id" in said
+    assert not text or text not in said
+    said = run("trace", text, code=3)
+    assert "nothing is found by it" in said
     assert not text or text not in said
 
 
@@ -239,3 +239,17 @@ def test_an_id_may_be_spelled_otherwise(rows: UsageDatabase) -> None:
     rows.write([record])
     assert record.id in run("trace", f" {record.id.upper()} ")
     assert record.id in run("usage", "show", f'"{record.id}",')
+
+
+def test_a_request_is_traced_by_the_id_of_its_answer(rows: UsageDatabase) -> None:
+    mine = end(
+        arrival(), account="alice", completion_id="chatcmpl-7", token_id="alice-1a2b3c4d", tags={"tenant": "acme"}
+    )
+    rows.write([mine, end(arrival(), upstream_request_id="r-1"), end(arrival(), upstream_request_id="r-1")])
+    assert mine.id in run("trace", "chatcmpl-7")
+    assert run("trace", "r-1").count("openai") == 2
+    for option in (("--token", "alice-1a2b3c4d"), ("--tag", "tenant:acme")):
+        listed = run("usage", "list", *option, "--json").splitlines()
+        assert [msgspec.json.decode(line)["id"] for line in listed] == [mine.id]
+    sums = run("usage", "summary", "--by", "tag:tenant", "--json").splitlines()
+    assert {(line := msgspec.json.decode(each))["tag:tenant"]: line["requests"] for each in sums} == {"": 2, "acme": 1}

@@ -19,7 +19,7 @@ from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from gateway.usage.log import FIELD
-from gateway.usage.record import AttemptRecord, Record, decode
+from gateway.usage.record import AttemptRecord, Record, caller_of, decode
 from plugins.usage_logger import UsageLogger
 
 SETTINGS = Config(
@@ -130,6 +130,8 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         upstream_cost_micros=99,
         upstream_usage='{"prompt_tokens": 11}',
         gateway=given.store.usage.gateway,
+        completion_id="cmpl-1",
+        address="127.0.0.0/24",
     )
 
 
@@ -258,3 +260,37 @@ async def test_a_wrong_value_on_the_exchange_leaves_no_record_open(
     expected |= defaults
     assert {name: getattr(closed, name) for name in expected} == expected
     assert [(line["event"], line["request_id"]) for line in lines] == [("record_incomplete", of.id)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "peer", "expected"),
+    [
+        ("full", "192.0.2.77", ("192.0.2.77", "OpenAI/Python 2.54.0")),
+        ("prefix", "192.0.2.77", ("192.0.2.0/24", "OpenAI/Python 2.54.0")),
+        ("prefix", "2001:db8:1:2::7", ("2001:db8:1::/48", "OpenAI/Python 2.54.0")),
+        ("none", "192.0.2.77", ("", "")),
+    ],
+)
+def test_a_record_has_of_its_caller_what_the_file_says(kept: str, peer: str, expected: tuple[str, str]) -> None:
+    assert caller_of(kept, peer, "OpenAI/Python 2.54.0") == expected
+
+
+def test_no_token_is_kept_as_a_user_agent() -> None:
+    _, agent = caller_of("full", "192.0.2.77", "tool/1 sk-demo-ee0h3kgy-ipVNfVzKQ9YYKvBJHwDb09UNJmIV")
+    assert agent == "tool/1 [hidden]"
+
+
+async def test_a_plugin_notes_tags_in_the_record(given: Services) -> None:
+    of = exchange()
+    of[Caller] = Caller("partner", "partner-abcdefgh", "trial")
+    of.outcome = Outcome.COMPLETED
+    of.note("tenant", "acme")
+    of.note("tenant", "Acme\n" + 99 * "x")
+    for number in range(7):
+        of.note(f"n{number}", "sk-demo-ee0h3kgy-ipVNfVzKQ9YYKvBJHwDb09UNJmIV")
+    with pytest.raises(ValueError, match="at most 8 tags"):
+        of.note("ninth", "")
+    with pytest.raises(ValueError, match="not 'Tenant'"):
+        of.note("Tenant", "acme")
+    tags = (await run(given, of)).tags
+    assert tags == {"tenant": "Acme\\n" + 58 * "x"} | {f"n{number}": "sk-[hidden]" for number in range(7)}

@@ -129,3 +129,12 @@ def test_a_reader_sees_whole_batches_only_while_one_is_written(database: Writer)
     assert next(reading) == first
     database.write([arrival()])
     assert list(reading) == []
+
+
+def test_requests_are_named_by_the_ids_of_their_answers(database: Writer) -> None:
+    times = (NEW_YEAR_MS - DAY_MS, NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS)
+    found = [end(arrival(id_at(ms)), completion_id=f"chatcmpl-{number % 2}") for number, ms in enumerate(times)]
+    database.write([*found, end(arrival(id_at(NEW_YEAR_MS)), completion_id="")])
+    assert queries.named(database.home, "completion_id", ["chatcmpl-0"], 9) == [found[2], found[0]]
+    assert queries.named(database.home, "completion_id", ["chatcmpl-0", "chatcmpl-1"], 2) == [found[2], found[1]]
+    assert queries.named(database.home, "completion_id", [""], 9) == []

@@ -57,3 +57,11 @@ def test_a_time_within_a_day_is_exact(database: Writer) -> None:
 
     assert counted(NEW_YEAR_MS + 1, NEW_YEAR_MS + DAY_MS // 2) == 0
     assert counted(NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS // 2 + 1) == 2
+
+
+def test_sums_are_grouped_by_a_tag(home: Home) -> None:
+    database = writer(home)
+    tags: list[dict[str, str]] = [{"tenant": "acme"}, {"tenant": "acme", "feature": "chat"}, {"tenant": "it's"}, {}]
+    database.write([end(arrival(id_at(NEW_YEAR_MS)), tags=each) for each in tags])
+    found = grouped(home, ["tag:tenant"], Selected(), [])
+    assert [(line["tag:tenant"], line["requests"]) for line in found] == [("", 1), ("acme", 2), ("it's", 1)]

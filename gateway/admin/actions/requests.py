@@ -21,6 +21,7 @@ from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import arrival_ms, check_time, first_id
 from gateway.base.text import counted
+from gateway.domain import exchange
 from gateway.domain.exchange import Outcome
 from gateway.domain.prices import price_from
 from gateway.usage import completeness, queries
@@ -46,6 +47,14 @@ AfterRequest = Annotated[
 IdPrefix = Annotated[
     str,
     msgspec.Meta(pattern="^[0-9a-f-]{1,36}$", description="Only requests whose id begins so: at least one character."),
+]
+Tag = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=f"^{exchange.TAG.pattern}:",
+        max_length=256,
+        description="Only requests with this tag, as in `tenant:acme`.",
+    ),
 ]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -76,6 +85,7 @@ class Filters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     error_code: Text | None = None
     operation: Text | None = None
     reference: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    tag: Tag | None = None
     since: Since | None = None
     until: Until | None = None
 
@@ -188,6 +198,7 @@ def wanted_of(query: Filters) -> AllRequestsQuery:
         error_code=query.error_code,
         operation=query.operation,
         reference=reference,
+        tag=query.tag,
     )
 
 

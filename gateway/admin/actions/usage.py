@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -16,6 +17,7 @@ from gateway.admin.actions.requests import Filters, Text, check_account, wanted_
 from gateway.admin.actions.times import Since, Until, between
 from gateway.base.errors import Refused
 from gateway.base.text import csv_line
+from gateway.domain import exchange
 from gateway.domain.exchange import Outcome
 from gateway.usage import queries
 from gateway.usage.completeness import notes
@@ -23,11 +25,12 @@ from gateway.usage.database import SUMS, UnusableFile
 from gateway.usage.home import Home
 from gateway.usage.queries import AllRequestsQuery
 from gateway.usage.record import Record
-from gateway.usage.sums import NAMES, Order, Row, Selected, summing
+from gateway.usage.sums import NAMES, TAG, Order, Row, Selected, summing
 
 SHORT: Final = {"token": "token_id", "error": "error_code"}
 """Names that `by` has for some of `NAMES`."""
 GIVEN: Final = tuple({long: short for short, long in SHORT.items()}.get(name, name) for name in NAMES)
+_TAG: Final = re.compile(f"{TAG}{exchange.TAG.pattern}")
 MOST_LINES: Final = 100_000
 DEFAULT_LINES: Final = 1000
 ROWS: Final = 1000
@@ -64,13 +67,18 @@ class SumLine(Sums, frozen=True, kw_only=True):
     channel: str | UnsetType = UNSET
     outcome: str | UnsetType = UNSET
     error_code: str | UnsetType = UNSET
+    tags: dict[str, str] | UnsetType = UNSET
+
+    def of(self, name: str) -> Any:
+        """Return the name of a group of `by`, or a sum."""
+        return self.tags[name.removeprefix(TAG)] if name.startswith(TAG) and self.tags else getattr(self, name)
 
 
 By = Annotated[
     str,
     msgspec.Meta(
         max_length=200,
-        description=f"What it is grouped by: some of {', '.join(GIVEN)}, with commas; empty for one sum.",
+        description=f"What it is grouped by: some of {', '.join(GIVEN)} and `tag:NAME`, with commas; empty for one sum.",
     ),
 ]
 
@@ -150,8 +158,9 @@ async def live(client: LocalClient, query: Followed) -> Feed:
 def groups(text: str) -> list[str]:
     """Return the names of what is grouped by. Raises `Refused` (400) for any other."""
     names = [SHORT.get(name, name) for name in text.split(",") if name]
-    if unknown := [name for name in names if name not in NAMES]:
-        raise Refused(400, "invalid_request", f"`{unknown[0][:50]!a}` is not one of {', '.join(GIVEN)}.", param="by")
+    if unknown := [name for name in names if name not in NAMES and not _TAG.fullmatch(name)]:
+        text = f"`{unknown[0][:50]!a}` is not one of {', '.join(GIVEN)}, or a tag as in tag:tenant."
+        raise Refused(400, "invalid_request", text, param="by")
     return list(dict.fromkeys(names))
 
 
@@ -177,7 +186,9 @@ def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery
 
 
 def _line(by: Sequence[str], row: Row) -> SumLine:
-    return SumLine(*row[len(by) :], **dict(zip(by, row, strict=False)))
+    groups = dict(zip(by, row, strict=False))
+    tags = {name.removeprefix(TAG): groups.pop(name) for name in by if name.startswith(TAG)}
+    return SumLine(*row[len(by) :], **groups, tags=tags or UNSET)
 
 
 def _encoded(names: Sequence[str]) -> str:
@@ -225,4 +236,4 @@ def _lines(records: Sequence[Record]) -> Iterator[str]:
 
 def dicts(lines: Sequence[SumLine], by: Sequence[str]) -> list[dict[str, Any]]:
     """Return lines as dicts with their groups in the order of `by`, and then the sums."""
-    return [{name: getattr(line, name) for name in (*by, *SUMS)} for line in lines]
+    return [{name: line.of(name) for name in (*by, *SUMS)} for line in lines]

@@ -7,7 +7,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.admin.actions import requests, usage
+from gateway.admin.actions import search as search_action
 from gateway.admin.actions.requests import Filters, Requests
+from gateway.admin.actions.search import SearchQuery
 from gateway.admin.http.api import refused, send_csv
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
@@ -47,6 +49,24 @@ async def export(view: View) -> web.StreamResponse:
     return await send_csv(view.request, await usage.export(view.client, query=body(Filters, **asked)))
 
 
+async def search(view: View) -> web.StreamResponse:
+    """Show what is found by whatever one has; where it is one thing, that thing."""
+    text = view.request.query.get("q", "").strip()
+    found = await search_action.search(view.client, query=body(SearchQuery, q=text)) if text else None
+    links = (
+        []
+        if found is None
+        else [
+            *(f"/accounts/{account.id}" for account in found.accounts),
+            *(f"/accounts/{token.id.rpartition('-')[0]}#tokens" for token in found.tokens),
+            *(f"/requests/{record.id}" for record in found.requests),
+        ]
+    )
+    if len(links) == 1:
+        return view.go(links[0])
+    return view.page("search.html", 200 if links else 404, found=found)
+
+
 async def show(view: View) -> web.StreamResponse:
     """Show what happened to one request."""
     story = await requests.trace(view.client, view.path["id"])
@@ -59,4 +79,5 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/requests", index),
     ("GET", "/requests.csv", export),
     ("GET", "/requests/{id}", show),
+    ("GET", "/search", search),
 )

@@ -90,3 +90,19 @@ async def test_the_export_has_what_was_searched_for_and_no_formula(house: House,
     assert (status, len(lines), lines[0].startswith("id,")) == (200, 2, True)
     assert browser.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
     assert ",'=1+1," in lines[1]
+
+
+async def test_the_search_leads_to_what_an_id_names(house: House, rows: UsageDatabase) -> None:
+    browser = await house.browser()
+    mine = end(arrival(), account="mine", completion_id="chatcmpl-7", tags={"tenant": "acme"}, address="192.0.2.0/24")
+    rows.write([mine, end(arrival(), upstream_request_id="r-1"), end(arrival(), upstream_request_id="r-1")])
+    status, _ = await browser.get("/search?q=chatcmpl-7")
+    assert (status, browser.headers["Location"]) == (303, f"/requests/{mine.id}")
+    status, text = await browser.get("/search?q=r-1")
+    assert (status, text.count('href="/requests/')) == (200, 2)
+    assert (await browser.get("/search?q=nothing"))[0] == 404
+    _, text = await browser.get(f"/requests/{mine.id}")
+    assert "192.0.2.0/24" in text
+    assert 'href="/requests?tag=tenant%3Aacme"' in text
+    assert mine.id in (await browser.get("/requests?tag=tenant:acme"))[1]
+    assert mine.id not in (await browser.get("/requests?tag=tenant:other"))[1]

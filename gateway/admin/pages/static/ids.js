@@ -1,0 +1,21 @@
+// `/` leads to the search, and each id gets a button that copies it.
+"use strict";
+const find = document.getElementById("find");
+document.addEventListener("keydown", (event) => {
+  if (!find || event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, textarea, select")) return;
+  event.preventDefault();
+  find.focus();
+});
+for (const id of navigator.clipboard ? document.querySelectorAll("main .id") : []) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "\u29c9";
+  button.setAttribute("aria-label", `Copy ${id.textContent}`);
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(id.textContent);
+    button.textContent = "\u2713";
+  });
+  id.after(button);
+}
