@@ -207,7 +207,8 @@ def run(
     """
     if api is not None or needs == "store":
         return asyncio.run(_run(config, api, work, keys=keys))
-    from gateway.admin.actions.local import Actor, LocalClient
+    from gateway.admin.actions.action import Actor
+    from gateway.admin.actions.local import LocalClient
     from gateway.config.schema import load
     from gateway.config.without_keys import load_without_keys
     from gateway.runtime.data_folder import usage_home
@@ -246,7 +247,8 @@ async def _run(
             raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
         async with HttpClient.open(api, os.environ.get(TOKEN, "")) as client:
             return await work(client)
-    from gateway.admin.actions.local import Actor, LocalClient
+    from gateway.admin.actions.action import Actor
+    from gateway.admin.actions.local import LocalClient
     from gateway.config.schema import load
     from gateway.config.without_keys import load_without_keys
 
@@ -259,7 +261,7 @@ async def _run(
 async def noted(store: Store, operation: str, **about: str) -> AsyncIterator[None]:
     """Leave lines in the audit log for what a command changes that is no action of the API. `about`: what it is done to."""
     from gateway.admin.actions.action import Arguments
-    from gateway.admin.actions.local import audited
+    from gateway.admin.actions.audit_log import audited
 
     async with audited(store.client, who(), operation, Arguments(about)):
         yield

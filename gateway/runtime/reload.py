@@ -35,7 +35,7 @@ from gateway.server.gateway import Gateway
 RELOADABLE: Final = frozenset(
     {"channels", "models", "aliases", "groups", "plugins", "alerts", "time_zone", "admin_sso"}
 )
-"""The settings of the file that a reload changes."""
+"""The settings of the file that a reload changes; of `port` only `trusted_proxies`, as `after_reload` has it."""
 
 
 class Prepared(msgspec.Struct, frozen=True):

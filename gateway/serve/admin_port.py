@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from gateway.admin.actions.action import Actor
 from gateway.admin.actions.links import AdminToken
-from gateway.admin.actions.local import Actor, GatewayState, LocalClient
+from gateway.admin.actions.local import GatewayState, LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http import port
 from gateway.admin.http.api import ClientOf

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from gateway.admin.actions import links
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.local import LocalClient
 from gateway.base import durable
 from gateway.base.amounts import MICROS
 from gateway.base.errors import Misconfigured, Refused, cannot_listen

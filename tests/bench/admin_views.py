@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.admin.actions import channels, requests, usage
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.requests import Filters, Requests
 from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.pages import revenue

@@ -18,8 +18,9 @@ from aiohttp import ClientSession, CookieJar
 
 from gateway.admin.actions import accounts, links, requests
 from gateway.admin.actions.accounts import NewAccount
+from gateway.admin.actions.action import Actor
 from gateway.admin.actions.links import AdminToken, token_of
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.actions.requests import Requests
 from gateway.admin.http.app import Admin, Callers

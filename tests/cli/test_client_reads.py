@@ -14,7 +14,8 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import serving

@@ -17,8 +17,8 @@ import aiohttp
 import pytest
 
 from gateway.admin.actions import management_tokens
-from gateway.admin.actions.action import Scope
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor, Scope
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens, NewManagementToken
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import serving

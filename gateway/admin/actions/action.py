@@ -12,10 +12,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import Annotated, Any, Concatenate, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 
 import msgspec
+
+from gateway.base.errors import Refused
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -48,6 +51,27 @@ class Scope(StrEnum):
     CHANNELS = "channels"
     ADMIN = "admin"
     METRICS = "metrics"
+
+
+ALL_SCOPES: Final = frozenset(Scope)
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who asks: a management token, a person at a page, or a command of a user of the machine. `name` is kept in the audit log.
+
+    `token`: the id of the management token that this follows from, or empty. `account`: of a caller at its own pages, or empty.
+    """
+
+    name: str
+    scopes: AbstractSet[Scope] = ALL_SCOPES
+    token: str = ""
+    account: str = ""
+
+    def need(self, scope: Scope) -> None:
+        """Raise `Refused` (403) where this actor does not have the scope."""
+        if scope not in self.scopes:
+            own = ", ".join(sorted(self.scopes))
+            raise Refused(403, "scope_missing", f"This needs the scope `{scope}`, which is not one of yours: {own}.")
 
 
 class Arguments(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
-from gateway.admin.actions.local import CALLERS, OPERATORS, PARTS, AuditLog, LocalClient, StoredLine
+from gateway.admin.actions.audit_log import CALLERS, OPERATORS, PARTS, AuditLog, StoredLine
+from gateway.admin.actions.local import LocalClient
 
 READ_AT_ONCE: Final = 500
 MOST_READ: Final = 20_000

@@ -1,71 +1,27 @@
-"""Client that does actions in this process: with the store, the configuration, and who asks; and the audit log.
+"""Client that does actions in this process: with the store, the configuration, and who asks.
 
-The audit log says who changed what, when, with the state before and after. A write has two lines. The first is there before
-anything is changed, so that no change is without one; the second says that it was done, or refused. Where the second is missing,
-the process or the store ended meanwhile: the first one says what was asked for.
-
-The lines are in streams of the store, which all gateways share. Each is bounded in lines and in bytes. The changes that callers
-make at their own pages have a stream of their own, so that no caller can push out the lines of operators. No two lines of both
-have the same id: those of callers are numbered from `FIRST_OF_CALLERS` on within a millisecond. An actor may do an action that
-hardly needs a right, and leaves lines in the audit log all the same, only so often.
+An actor may do an action that hardly needs a right, and leaves lines in the audit log all the same, only so often.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
 from hashlib import sha256
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gateway.admin.actions.action import Action, Arguments, Scope
-from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.admin.actions.action import Action, Actor, Arguments
+from gateway.admin.actions.audit_log import CALLERS, OPERATORS, RecordedChange, audited
+from gateway.base.errors import Refused
 from gateway.base.ids import EXTERNAL, new_id
-from gateway.base.log import log
 from gateway.config.schema import Loaded
 from gateway.domain.facts import AccountLimits
 from gateway.runtime.handover import RefusedReload
-from gateway.store.client.client import Argument, Client, Script
 from gateway.store.limits import Limited, RateLimiter
 from gateway.usage.home import Home, home_of
 
 if TYPE_CHECKING:
     from gateway.chain.services import Store
-
-ALL_SCOPES: Final = frozenset(Scope)
-
-MAX_FIELD: Final = 4096
-"""Bytes of a field of a line."""
-MAX_TARGET: Final = 200
-LEFT_OUT: Final = b'"(left out: too long)"'
-
-KEY: Final = "gw:{audit}:lines"
-BYTES: Final = "gw:{audit}:bytes"
-FIRST_OF_CALLERS: Final = 1_000_000_000
-MAX_LINES: Final = 100_000
-MAX_BYTES: Final = 128 * 1024 * 1024
-_ADD: Final = Script.load(Path(__file__).with_name("audit_add.lua"))
-
-
-class Actor(msgspec.Struct, frozen=True):
-    """Who asks: a management token, a person at a page, or a command of a user of the machine. `name` is kept in the audit log.
-
-    `token`: the id of the management token that this follows from, or empty. `account`: of a caller at its own pages, or empty.
-    """
-
-    name: str
-    scopes: AbstractSet[Scope] = ALL_SCOPES
-    token: str = ""
-    account: str = ""
-
-    def need(self, scope: Scope) -> None:
-        """Raise `Refused` (403) where this actor does not have the scope."""
-        if scope not in self.scopes:
-            own = ", ".join(sorted(self.scopes))
-            raise Refused(403, "scope_missing", f"This needs the scope `{scope}`, which is not one of yours: {own}.")
 
 
 class GatewayState(msgspec.Struct, frozen=True):
@@ -121,135 +77,6 @@ class LocalClient:
             account = await self.store.external_ids.resolve(query.account)  # type: ignore[attr-defined]
             query = msgspec.structs.replace(query, account=account)
         return Arguments(path, query, arguments.body)
-
-
-class RecordedChange:
-    """What an action says of itself: how what it was done to was before, and is after."""
-
-    def __init__(self) -> None:
-        self.before: object = None
-        self.after: object = None
-
-
-class LogPart(NamedTuple):
-    """A part of the log: the key of its stream, that of its size in bytes, and the first number of a line."""
-
-    lines: str
-    bytes: str
-    first: int
-
-
-OPERATORS: Final = LogPart(KEY, BYTES, 0)
-
-
-class AuditWriter:
-    """The writing end of a part of the audit log of a store."""
-
-    def __init__(self, client: Client, part: LogPart = OPERATORS) -> None:
-        self._log = AuditLog(client)
-        self._part = part
-
-    async def begin(self, actor: str, operation: str, arguments: Arguments) -> str:
-        """Write that a change is asked for, and return the id of the line. Raises `StoreAway`."""
-        named = next(iter(arguments.path.values()), None) or getattr(arguments.body, "id", "")
-        return await self._log.add(
-            self._part,
-            *("actor", actor, "operation", operation, "target", str(named)[:MAX_TARGET].encode("utf-8", "replace")),
-            *("path", _json(arguments.path), "body", _json(arguments.body)),
-        )
-
-    async def done(self, line: str, before: object, after: object) -> None:
-        """Write that the change of the line `line` was done. Raises `StoreAway`."""
-        await self._log.add(self._part, "done", line, "before", _json(before), "after", _json(after))
-
-    async def refused(self, line: str, code: str) -> None:
-        """Write that the change of the line `line` was refused, so that nothing was changed. Raises `StoreAway`."""
-        await self._log.add(self._part, "refused", line, "code", code)
-
-
-@asynccontextmanager
-async def audited(
-    client: Client, actor: str, operation: str, arguments: Arguments, part: LogPart = OPERATORS
-) -> AsyncIterator[RecordedChange]:
-    """Write that a change is asked for before it is made inside, and afterwards what became of it. Raises `StoreAway`."""
-    audit, change = AuditWriter(client, part), RecordedChange()
-    line = await audit.begin(actor, operation, arguments)
-    try:
-        yield change
-    except StoreAway:  # whether something was changed is not known: the line stays as it is
-        raise
-    except GatewayError as error:
-        await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
-        raise
-    try:
-        await audit.done(line, change.before, change.after)
-    except StoreAway as error:  # it is done, whatever the log can say of it
-        log.warning("audit_line_lost", operation=operation, line=line, reason=str(error))
-
-
-def _json(value: object) -> bytes:
-    encoded = msgspec.json.encode(value)
-    return encoded if len(encoded) <= MAX_FIELD else LEFT_OUT
-
-
-CALLERS: Final = LogPart("gw:{audit}:callers:lines", "gw:{audit}:callers:bytes", FIRST_OF_CALLERS)
-PARTS: Final = (OPERATORS, CALLERS)
-
-
-class StoredLine(NamedTuple):
-    """A line as its stream has it. `id` is the milliseconds since 1970, a hyphen, and a number within them."""
-
-    id: str
-    fields: Mapping[str, bytes]
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The order of lines."""
-        at_ms, _, number = self.id.partition("-")
-        return int(at_ms), int(number)
-
-    @property
-    def at_ms(self) -> int:
-        """When it was written, in milliseconds since 1970."""
-        return self.place[0]
-
-
-class AuditLog:
-    """The audit log of a store, or some parts of it. Every method may raise `StoreAway`."""
-
-    def __init__(self, client: Client, parts: Iterable[LogPart] = PARTS) -> None:
-        self._client = client
-        self._parts = tuple(parts)
-
-    async def add(self, part: LogPart, *fields: Argument) -> str:
-        """Add a line and return its id. `fields`: names and values in turn."""
-        limits = (MAX_LINES, MAX_BYTES, part.first)
-        reply = await self._client.run(_ADD, [part.lines, part.bytes], [*limits, *fields])
-        return bytes(reply).decode()
-
-    async def before(self, line: str, count: int) -> list[StoredLine]:
-        """Return the lines before the one of this id, newest first; of the newest where the id is empty."""
-        found = await self._read("XREVRANGE", f"({line}" if line else "+", "-", count)
-        return sorted(found, key=lambda each: each.place, reverse=True)[:count]
-
-    async def after(self, line: str, count: int) -> list[StoredLine]:
-        """Return the lines after the one of this id, oldest first."""
-        found = await self._read("XRANGE", f"({line}", "+", count)
-        return sorted(found, key=lambda each: each.place)[:count]
-
-    async def _read(self, command: str, first: str, last: str, count: int) -> list[StoredLine]:
-        found: list[StoredLine] = []
-        for part in self._parts:
-            found += _lines(await self._client.call(command, part.lines, first, last, "COUNT", count))
-        return found
-
-
-def _lines(reply: list[tuple[bytes, Mapping[bytes, bytes] | list[bytes]]] | None) -> list[StoredLine]:
-    lines = []
-    for line, fields in reply or []:
-        pairs = fields.items() if isinstance(fields, Mapping) else zip(fields[::2], fields[1::2], strict=True)
-        lines.append(StoredLine(line.decode(), {name.decode(): value for name, value in pairs}))
-    return lines
 
 
 async def check_rate(limits: RateLimiter, operation: str, actor: str, most: int) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn
 import msgspec
 from aiohttp import web
 
-from gateway.admin.actions.action import Action, Arguments
+from gateway.admin.actions.action import Action, Actor, Arguments
 from gateway.admin.actions.errors import PREFIX, refused
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi

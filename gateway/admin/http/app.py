@@ -19,8 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from gateway.admin.actions.action import Scope
-from gateway.admin.actions.local import Actor
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http import api
 from gateway.admin.http.api import ACTOR, ClientOf

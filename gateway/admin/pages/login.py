@@ -19,9 +19,8 @@ import msgspec
 from aiohttp import web
 from aiohttp_session import AbstractStorage, Session, get_session, new_session
 
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.links import Ticket, proof_of, redeem, ticket_of
-from gateway.admin.actions.local import Actor
 from gateway.admin.actions.management_tokens import ManagementTokens, is_accepted
 from gateway.base.addresses import address_of, network
 from gateway.base.errors import Refused

@@ -13,10 +13,9 @@ from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.actions import channels as channel_actions
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.actions.links import ENTER
-from gateway.admin.actions.local import Actor
 from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
 from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, tokens, view

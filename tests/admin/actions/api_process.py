@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http import idempotency
 from gateway.admin.http.app import Admin, Callers

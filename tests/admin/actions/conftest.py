@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.local import LocalClient
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.usage.database import UsageDatabase

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.admin.actions import accounts, imports, money
 from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
-from gateway.admin.actions.action import Scope
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor, Scope
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.money import NewCredit
 from gateway.base.errors import GatewayError
 from gateway.base.ids import now_ms, utc

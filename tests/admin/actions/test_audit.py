@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.actions import accounts, audit, local, management_tokens, money, tokens
+from gateway.admin.actions import accounts, audit, management_tokens, money, tokens
 from gateway.admin.actions.accounts import AccountChange, NewAccount
-from gateway.admin.actions.action import Arguments, Scope
+from gateway.admin.actions.action import Actor, Arguments, Scope
 from gateway.admin.actions.audit import AuditEntry, AuditLines
-from gateway.admin.actions.local import Actor, AuditWriter, LocalClient
+from gateway.admin.actions.audit_log import AuditWriter
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken
@@ -162,16 +163,16 @@ async def test_the_log_keeps_the_newest_lines_that_fit(
                 *(log.begin("test", "accounts.create", Arguments({}, body=body)) for _ in range(min(50, count - first)))
             )
 
-    monkeypatch.setattr(local, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(audit_log, "MAX_BYTES", 100_000)
     await write(300, 2000)
-    assert 20 < await client.call("XLEN", local.KEY) < 50
-    assert 50_000 < await client.call("MEMORY", "USAGE", local.KEY, "SAMPLES", 0) < 150_000
-    assert 0 < int(await client.call("GET", local.BYTES)) <= 100_000
-    monkeypatch.setattr(local, "MAX_LINES", 10)
+    assert 20 < await client.call("XLEN", audit_log.KEY) < 50
+    assert 50_000 < await client.call("MEMORY", "USAGE", audit_log.KEY, "SAMPLES", 0) < 150_000
+    assert 0 < int(await client.call("GET", audit_log.BYTES)) <= 100_000
+    monkeypatch.setattr(audit_log, "MAX_LINES", 10)
     await write(30, 10)
-    assert await client.call("XLEN", local.KEY) == 10
+    assert await client.call("XLEN", audit_log.KEY) == 10
     assert len(await entries(local_client)) == 10
     counted = 0
-    for line in await local.AuditLog(client).before("", 100):
+    for line in await audit_log.AuditLog(client).before("", 100):
         counted += 64 + sum(len(name) + len(value) for name, value in line.fields.items())
-    assert int(await client.call("GET", local.BYTES)) == counted
+    assert int(await client.call("GET", audit_log.BYTES)) == counted

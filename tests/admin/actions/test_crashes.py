@@ -12,9 +12,11 @@ import pytest
 
 from gateway.admin.actions import accounts, imports, money, tokens
 from gateway.admin.actions.accounts import AccountChange, NewAccount
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.audit_log import KEY
 from gateway.admin.actions.imports import AccountRow, AccountRows, CreditRow, CreditRows
 from gateway.admin.actions.inputs import GivenBudgets
-from gateway.admin.actions.local import KEY, Actor, LocalClient
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.money import NewAdjustment, NewCredit
 from gateway.admin.actions.tokens import NewToken, Rotation, TokenChange
 from gateway.base.errors import GatewayError

@@ -9,9 +9,10 @@ import pytest
 
 from gateway.admin.actions import accounts, imports
 from gateway.admin.actions.accounts import NewAccount
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Actor, Scope
+from gateway.admin.actions.audit_log import KEY
 from gateway.admin.actions.imports import MOST_ROWS, AccountRows, CreditRow, CreditRows, Imported
-from gateway.admin.actions.local import KEY, Actor, LocalClient
+from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import Refused
 from gateway.store.accounts import MAX_AMOUNT
 

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.admin.actions import management_tokens
 from gateway.admin.actions import management_tokens as stored
-from gateway.admin.actions.action import Scope
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor, Scope
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import KEY, ManagementTokenList, ManagementTokens, NewManagementToken
 from gateway.base.errors import GatewayError, Refused
 from tests.admin.actions.conftest import LocalClientWith

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from gateway.admin.actions import accounts, management_tokens, money, remote, tokens, usage
 from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
-from gateway.admin.actions.action import ActionClient, Scope
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import ActionClient, Actor, Scope
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens, NewManagementToken
 from gateway.admin.actions.money import NewAdjustment, NewCredit
 from gateway.admin.actions.remote import FeedElsewhere, HttpClient

@@ -12,7 +12,8 @@ import pytest
 from gateway.admin.actions import accounts, management_tokens, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.action import Scope
-from gateway.admin.actions.local import KEY, LocalClient
+from gateway.admin.actions.audit_log import KEY
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.tokens import NewToken, Rotation, TokenChange, TokenList
 from gateway.base.errors import GatewayError, Refused

@@ -11,7 +11,8 @@ from aiohttp import ClientTimeout, web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
-from gateway.admin.actions.local import Actor, LocalClient
+from gateway.admin.actions.action import Actor
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.chain.services import Store

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from gateway.admin.actions.local import KEY
+from gateway.admin.actions.audit_log import KEY
 from gateway.base.crash_points import EXIT_CODE
 from gateway.chain.services import Store
 from gateway.cli.exits import EXIT_CODES

@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from gateway.admin.actions import links
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.links import AdminToken, NewLink
-from gateway.admin.actions.local import Actor, GatewayState, LocalClient
+from gateway.admin.actions.local import GatewayState, LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.pages.pages import Pages

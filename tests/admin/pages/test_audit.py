@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.admin.actions import audit, links
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.audit import AuditLines
 from gateway.admin.actions.links import NewLink
-from gateway.admin.actions.local import Actor
 from gateway.base.errors import Refused
 from tests.admin.pages.conftest import House, PlainBrowser
 

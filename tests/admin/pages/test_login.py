@@ -11,9 +11,8 @@ from pytest_aiohttp import AiohttpClient
 
 from gateway.admin.actions import accounts, links, management_tokens
 from gateway.admin.actions.accounts import NewAccount
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.links import AdminToken
-from gateway.admin.actions.local import Actor
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.portal import Portal
 from gateway.admin.pages.pages import Pages
