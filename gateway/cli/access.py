@@ -43,7 +43,9 @@ async def link(
     names = names_in(scopes)
     if unknown := sorted(set(names) - set(SCOPES)):
         raise typer.BadParameter(f"there is no scope `{unknown[0]}`; there are {', '.join(SCOPES)}")
-    address = at.api or address_of_pages(at.config.admin)
+    from gateway.admin.actions.links import address_of
+
+    address = at.api or address_of_pages(address_of(at.config))
     print_link(await at.do("links.create", name=name, scopes=tuple(map(Scope, names)) or None), address, at.as_json)
 
 
@@ -76,7 +78,9 @@ async def account_link(at: At, account_id: IdArgument) -> None:
     Example: `gateway account link alice`
     """
     made = await at.do("links.own", await at.account(account_id))
-    print_link(made, at.api or address_of_pages(at.config.portal or at.config.admin), at.as_json)
+    from gateway.admin.actions.links import address_of
+
+    print_link(made, at.api or address_of_pages(at.config.portal or address_of(at.config)), at.as_json)
 
 
 TOKEN_COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import typer
 
 from gateway.admin.actions import links
 from gateway.admin.actions.action import Actor
@@ -35,6 +37,27 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
             raise Misconfigured(f"{cannot_listen(settings.upstream, error)}; change `demo.upstream`") from None
 
     return lambda ready: asyncio.run(serve(ready))
+
+
+def with_free_port(loaded: Loaded) -> Loaded:
+    """Return a demo's configuration with a free port for operators where another program has that of the file.
+
+    `gateway admin link` finds the port in the data folder.
+    """
+    config = loaded.config
+    links.elsewhere(config).unlink(missing_ok=True)
+    if config.demo is None or config.admin is None:
+        return loaded
+    host, number = host_port(config.admin)
+    try:
+        socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        typer.echo(f"{cannot_listen(config.admin, error)}: the pages are at {address}", err=True)
+        durable.write(links.elsewhere(config), address.encode())
+        return msgspec.structs.replace(loaded, config=msgspec.structs.replace(config, admin=address))
+    return loaded
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cli.processes import Served, answers, children, demo_in, free_port, kill, serving
+from tests.cli.processes import Served, answers, children, demo_in, free_port, gateway, kill, serving
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
@@ -134,15 +134,20 @@ async def test_a_reload_lets_a_proxy_sign_people_on(tmp_path: Path) -> None:
         assert "New account" not in await (await client.get(address)).text()
 
 
-async def test_a_taken_port_is_logged_as_an_error_and_stops_nothing(tmp_path: Path) -> None:
+async def test_a_demo_whose_port_is_taken_serves_its_pages_at_a_free_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        async with serving(demo_in(tmp_path, admin=address)) as served:
+        file = demo_in(tmp_path, admin=address)
+        async with serving(file) as served, aiohttp.ClientSession() as client:
             await ask(served)
-            async with asyncio.timeout(PATIENCE_S):
-                while "admin_port_not_served" not in (log := (tmp_path / "serve.log").read_text()):
-                    await asyncio.sleep(0.02)
-            assert f"cannot listen on {address}: another program listens there" in log
+            (shown,) = re.findall(r"http://\S+/enter\?ticket=\S+", served.printed)
+            await answers(f"{shown.partition('/enter')[0]}/healthz")
+            _, made, _ = await gateway("admin", "link", "--config", str(file), cwd=tmp_path)
+            for link in (shown, made.strip()):
+                assert address not in link
+                async with client.get(link) as response:
+                    assert (response.status, "This link lets you in once" in await response.text()) == (200, True)
+            assert f"cannot listen on {address}: another program listens there" in (tmp_path / "serve.log").read_text()
             assert await served.stop() == 0
 
 

@@ -141,6 +141,17 @@ def base(address: str) -> str:
     return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{port}"
 
 
+def elsewhere(config: Config) -> Path:
+    """Return the file with the address of the operator's port where that is not the one of the configuration."""
+    return config.data_path / "admin.address"
+
+
+def address_of(config: Config) -> str | None:
+    """Return the address of the operator's port; None where there is none."""
+    file = elsewhere(config)
+    return file.read_text(encoding="ascii") if file.exists() else config.admin
+
+
 def token_of(config: Config, *, create: bool = True) -> str:
     """Return the admin port's token: `$GATEWAY_ADMIN_TOKEN`, else the file `admin.token` in `data`.
 
