@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.actions import accounts, audit, management_tokens, money, tokens
+from gateway.admin.actions import accounts, audit, audit_log, management_tokens, money, tokens
 from gateway.admin.actions.accounts import AccountChange, NewAccount
 from gateway.admin.actions.action import Actor, Arguments, Scope
 from gateway.admin.actions.audit import AuditEntry, AuditLines
