@@ -138,7 +138,6 @@ async def test_a_person_reads_words_and_a_second_ctrl_c_cuts_what_is_open(file: 
         seen = r"\d\d:\d\d:\d\d  demo  demo-words  200  [\d.]+ m?s  [\d.]+ m?s  0\.0000\d+  \S{36}"
         assert re.fullmatch(seen, line)
         assert "another program listens there: the pages are at 127.0.0.1:" in screen.text
-        assert "\x1b[" in screen.text, "log lines have colours"
         await assert_cut(screen, upstream)
 
 
