@@ -465,9 +465,9 @@ async def trace(
 
 async def _found(at: At, text: str) -> str:
     """Return the id of the one request that is found by a text. Print what is found else."""
-    from gateway.admin.actions.search import Found
+    from gateway.admin.actions.requests import Found
 
-    found = await at.do("search.search", q=text) if text.strip() else Found([], [], [])
+    found = await at.do("requests.search", q=text) if text.strip() else Found([], [], [])
     if len(found.requests) == 1 and not found.accounts and not found.tokens:
         return str(found.requests[0].id)
     if at.as_json:

@@ -1,4 +1,4 @@
-"""Operations on requests: the list with its filters, one record, and its story in words.
+"""Operations on requests: the list with its filters, the search by whatever one has, one record, and its story in words.
 
 The story leads from the arrival to the charge: a sentence, and the steps with their times.
 """
@@ -6,6 +6,7 @@ The story leads from the arrival to the charge: a sentence, and the steps with t
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,9 +22,12 @@ from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import arrival_ms, check_time, first_id
 from gateway.base.text import counted
+from gateway.config.schema import ACCOUNT_ID
 from gateway.domain import exchange
 from gateway.domain.exchange import Outcome
 from gateway.domain.prices import price_from
+from gateway.store.accounts import Account
+from gateway.store.tokens import Token
 from gateway.usage import completeness, queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.home import Home
@@ -36,6 +40,10 @@ SCANNED: Final = 10_000
 LONGEST_S: Final = 0.12
 """How long it is looked for requests that are rare: then the page ends, with what was found."""
 _AFTER_PREFIX: Final = "g"
+MOST: Final = 20
+"""Requests of an answer."""
+TOKEN: Final = re.compile(r"(?:sk-)?([a-z0-9]{3,32})-([a-z0-9]{1,8})(?:-[0-9A-Za-z]*)?")
+"""The id of a token, its text, or the beginning of either."""
 
 AfterRequest = Annotated[
     str,
@@ -155,6 +163,63 @@ async def check_account(client: LocalClient, account: str) -> None:
     """Raise `AccountError` for an account that the store does not have, and the usage log has no requests of."""
     if not (await asyncio.to_thread(_list, client.usage_home, Requests(account=account, limit=1))).data:
         await existing(client, account)
+
+
+class SearchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is looked for."""
+
+    q: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1,
+            max_length=512,
+            description="The id of a request, of its answer or of its upstream; what the caller sent as `X-Client-Request-Id`; the "
+            "id or the external id of an account; the id of a token, or the beginning of its text.",
+        ),
+    ]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was found: the newest 20 requests, and all accounts and tokens."""
+
+    requests: list[Record]
+    accounts: list[Account]
+    tokens: list[Token]
+
+
+@action("GET", "/search", Scope.READ)
+async def search(client: LocalClient, query: SearchQuery) -> Found:
+    """Find requests, accounts and tokens by whatever one has of them. Ids of answers are found when a request has ended."""
+    text, store = query.q.strip(), client.store
+    owner = await store.external_ids.find(text) if len(text.encode()) <= 200 else None
+    named = [each for each in (text, owner) if each and ACCOUNT_ID.fullmatch(each)]
+    tokens: list[Token] = []
+    if match := TOKEN.fullmatch(text):
+        begins = f"{match[1]}-{match[2]}"
+        tokens = [token for token in await store.tokens.all_of(match[1]) if token.id.startswith(begins)]
+    ids = await store.directory.ids()
+    requests = await asyncio.to_thread(_named, client.usage_home, text, list(ids))
+    if not requests and _is_id(text) and (found := (await store.usage.ask(text)).record):
+        requests = [found]
+    return Found(requests, await store.accounts.several(list(dict.fromkeys(named))), tokens)
+
+
+def _named(home: Home, text: str, accounts: list[str]) -> list[Record]:
+    """Return the requests of an id or a reference. Only a hash of a reference is known, another one for each account."""
+    if _is_id(text):
+        return [record] if (record := queries.find(home, text)) else []
+    for name in ("completion_id", "upstream_request_id"):
+        if found := queries.named(home, name, [text], MOST):
+            return found
+    return queries.named(home, "reference", [hashed_reference(account, text) for account in accounts], MOST)
+
+
+def _is_id(text: str) -> bool:
+    try:
+        check_time(text)
+    except ValueError:
+        return False
+    return True
 
 
 def record_of(found: FoundRecord) -> Record:

@@ -7,9 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.admin.actions import requests, usage
-from gateway.admin.actions import search as search_action
-from gateway.admin.actions.requests import Filters, Requests
-from gateway.admin.actions.search import SearchQuery
+from gateway.admin.actions.requests import Filters, Requests, SearchQuery
 from gateway.admin.http.api import refused, send_csv
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
@@ -52,7 +50,7 @@ async def export(view: View) -> web.StreamResponse:
 async def search(view: View) -> web.StreamResponse:
     """Show what is found by whatever one has; where it is one thing, that thing."""
     text = view.request.query.get("q", "").strip()
-    found = await search_action.search(view.client, query=body(SearchQuery, q=text)) if text else None
+    found = await requests.search(view.client, query=body(SearchQuery, q=text)) if text else None
     links = (
         []
         if found is None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admin.actions import accounts, search, tokens
+from gateway.admin.actions import accounts, requests, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.search import Found, SearchQuery
+from gateway.admin.actions.requests import Found, SearchQuery
 from gateway.admin.actions.tokens import NewToken
 from gateway.store.pepper import VARIABLE
 from gateway.usage.database import UsageDatabase
@@ -17,7 +17,7 @@ from tests.records import arrival, end
 
 async def found(local_client: LocalClient, text: str) -> tuple[list[str], list[str], list[str]]:
     """Return the ids of the requests, accounts and tokens that a text finds."""
-    result: Found = await search.search(local_client, query=SearchQuery(text))
+    result: Found = await requests.search(local_client, query=SearchQuery(text))
     return (
         [each.id for each in result.requests],
         [each.id for each in result.accounts],
