@@ -27,8 +27,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import Final, TypeAlias
 
-from aiohttp import ClientPayloadError, StreamReader, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import StreamReader
 
 from gateway.base.addresses import network_of
 from gateway.base.errors import Refused, unavailable
@@ -38,7 +37,7 @@ from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.scheduler import Turns
-from gateway.server.protocol import ParsedRequest
+from gateway.server.head import BROKEN, ParsedRequest
 
 JSON: Final = "application/json"
 
@@ -88,7 +87,7 @@ class BodyReader:
             return await self._collect(content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
-        except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError) as error:
+        except BROKEN as error:
             error.__traceback__ = None  # the body's stream keeps the error, and that would keep what was read
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11
 
 from gateway.chain.chain import Chain
 from gateway.chain.services import Services
@@ -20,8 +20,7 @@ from gateway.operations.operation import Operation
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.server.gateway import Gateway, is_preflight
-from gateway.server.head_errors import SentResponse
-from gateway.server.protocol import ParsedRequest
+from gateway.server.head import ParsedRequest
 
 READABLE: Final = ", ".join(
     (
@@ -45,7 +44,7 @@ class CrossOriginGateway(Gateway):
         super().__init__(port, chain, services, runner)
         self._named = frozenset(port.cors_origins)
 
-    async def _handle(self, request: ParsedRequest) -> web.StreamResponse:
+    async def _handle(self, request: ParsedRequest) -> bool:
         if self._grants(request) and request.transport is not None:
             protocol = request.protocol
             http_1_1 = request.version >= HttpVersion11
@@ -54,7 +53,7 @@ class CrossOriginGateway(Gateway):
             )
             caller.reply(200, GRANTED | _allowed(request.headers["Origin"]), b"")
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
-            return SentResponse(caller)
+            return caller.keep_alive
         return await super()._handle(request)
 
     def _exchange(

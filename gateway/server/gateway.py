@@ -12,10 +12,12 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Final
 
 import msgspec
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11
 
 from gateway.base import ids
 from gateway.base.errors import Refused, unavailable
@@ -34,11 +36,11 @@ from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.proxy.scheduler import AddressTurns
 from gateway.server.body import SMALL, BodyBudget, BodyReader, LargeBodies, expects_continue
-from gateway.server.connections import Connections, Slot, max_descriptor
-from gateway.server.head_errors import LINGER_S, MAX_HEADERS, MAX_LINE, SentResponse, head_too_large
+from gateway.server.connections import Connections, max_descriptor
+from gateway.server.head import ParsedRequest, head_too_large
 from gateway.server.listener import Listener
 from gateway.server.own_records import Lookups
-from gateway.server.protocol import READ_BUFFER, ParsedRequest, ServerProtocol, Shared, Unserved, received
+from gateway.server.protocol import ServerProtocol, Shared
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.server.trusted_proxies import TrustedProxies
 from gateway.usage.completeness import late_since
@@ -51,8 +53,6 @@ NOT_NAMED: Final = (
     "Pages of this origin may not call this gateway. A token does not belong in a browser: call from a server. Or the operator "
     "names the origin in `port.cors_origins`."
 )
-
-Handler = Callable[[ParsedRequest], Awaitable[web.StreamResponse]]
 
 
 class Gateway:
@@ -72,7 +72,7 @@ class Gateway:
         self.connections = Connections(port)
         self._large_bodies = LargeBodies()
         self._use(services)
-        self._web_runner: web.ServerRunner | None = None
+        self._shared: Shared | None = None
         self._listener: Listener | None = None
         self._unserved: set[asyncio.Task[None]] = set()
         self.trust(port.trusted_proxies)
@@ -84,10 +84,18 @@ class Gateway:
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket."""
         turns = AddressTurns()
-        server = Server(self._handle, self._on_unserved, self.port, self.connections, turns)
-        self._web_runner = web.ServerRunner(server, shutdown_timeout=HANDLER_STOP_S)
-        await self._web_runner.setup()
-        self._listener = Listener(bound, self.connections, server.protocol, turns, tls, self.port.handshake_timeout)
+        self._shared = Shared(
+            self.port,
+            self.connections,
+            self._handle,
+            self._on_unserved,
+            max_descriptor(),
+            turns,
+            copy_context(),
+            set(),
+        )
+        protocol = partial(ServerProtocol, self._shared)
+        self._listener = Listener(bound, self.connections, protocol, turns, tls, self.port.handshake_timeout)
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
@@ -107,18 +115,19 @@ class Gateway:
         Requests that arrive meanwhile are answered with 503, also those on new connections.
         """
         self.draining = True
-        if self._web_runner is None or self._listener is None:
+        if self._shared is None or self._listener is None:
             return
         await self.runner.wait_idle(self.port.drain, self.cut)
         self.runner.failover.stop_relays()
         self._listener.stop()
         await self.runner.wait_ended()
-        await self._web_runner.cleanup()
+        await self._shared.stop(HANDLER_STOP_S)
         if self._unserved:
             await asyncio.wait(self._unserved, timeout=HANDLER_STOP_S)
         await self.runner.wait_ended(HANDLER_STOP_S)
 
-    async def _handle(self, request: ParsedRequest) -> web.StreamResponse:
+    async def _handle(self, request: ParsedRequest) -> bool:
+        """Answer a request. Return whether its connection may carry another one."""
         protocol, transport = request.protocol, request.transport
         path = request.raw_path.partition("?")[0]
         if transport is None:  # it was closed between the end of the head and now
@@ -133,7 +142,7 @@ class Gateway:
         )
         if path in HEALTH and request.method in ("GET", "HEAD"):
             await self._health(caller, path)
-            return SentResponse(caller)
+            return caller.keep_alive
         refusal = self._refusal(request, crowded=protocol.crowded)
         protocol.unclear = _is_unclear(request) or (refusal is not None and refusal.status < 500)
         if refusal is not None or protocol.unclear:
@@ -145,7 +154,7 @@ class Gateway:
             error = refusal or page or misdirected(request.method, path)
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
-            return SentResponse(caller)
+            return caller.keep_alive
         body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
@@ -157,7 +166,7 @@ class Gateway:
         finally:
             body.end()
         protocol.slot.known |= Caller in exchange
-        return SentResponse(caller)
+        return caller.keep_alive
 
     def _exchange(
         self,
@@ -327,39 +336,3 @@ def refused_preflight(request: ParsedRequest) -> Refused | None:
     if not is_preflight(request):
         return None
     return Refused(405, "method_not_allowed", NOT_NAMED, headers={"Allow": "GET, POST"})
-
-
-class Server(web.Server):
-    """aiohttp's low-level server, with `ServerProtocol` for its connections."""
-
-    def __init__(
-        self, handler: Handler, unserved: Unserved, port: Port, connections: Connections, turns: AddressTurns
-    ) -> None:
-        super().__init__(self._serve, request_factory=received)  # type: ignore[arg-type]
-        self._handler = handler
-        self._shared = Shared(port, connections, unserved, max_descriptor(), turns)
-
-    def protocol(self, slot: Slot) -> ServerProtocol:
-        """Return the protocol of one connection."""
-        return ServerProtocol(
-            self,
-            shared=self._shared,
-            slot=slot,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=self._shared.port.idle_timeout,
-            access_log=None,
-            max_line_size=MAX_LINE,
-            max_headers=MAX_HEADERS,
-            max_field_size=self._shared.port.max_head,
-            lingering_time=LINGER_S,
-            read_bufsize=READ_BUFFER,
-            auto_decompress=False,
-        )
-
-    async def _serve(self, request: ParsedRequest) -> web.StreamResponse:
-        protocol = request.protocol
-        protocol.begin()
-        try:
-            return await self._handler(request)
-        finally:
-            protocol.end()

@@ -1,4 +1,4 @@
-"""The connections of the public port: aiohttp's server protocol with limits of our own.
+"""The connections of the public port, parsed by aiohttp's parser, and the requests that they serve one after the other.
 
 1. A request head arrives complete within `head_timeout` of its first byte and within `max_head` bytes, or the connection is
    closed.
@@ -16,35 +16,41 @@ A connection is parsed piece by piece by aiohttp's parser: each piece ends where
    reading one large body. The connections of that address wait for their next turn, and are not read meanwhile.
 8. A request to upgrade is never granted: what follows it is parsed like everything else.
 
-This file uses private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` and `AIOHTTP_NAMES` list them, and a test fails when an
-installed aiohttp lacks one. The twin for aiohttp's client is `gateway.proxy.upstream`.
+9. Each request has a task of its own, and an idle connection none.
+
+This file uses private attributes of aiohttp's base of protocols, which its readers of bodies need. `AIOHTTP_ATTRIBUTES` lists them,
+and a test fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gateway.proxy.upstream`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any, Final
 
 import msgspec
-from aiohttp import HttpVersion, StreamReader, web
+from aiohttp import StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser, RawRequestMessage
-from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
-from multidict import CIMultiDictProxy
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
+from aiohttp.tcp_helpers import tcp_keepalive
 
 from gateway.base.errors import Refused, internal
 from gateway.base.ids import new_id
+from gateway.base.log import log
 from gateway.config.schema import Port
 from gateway.operations.operation import ERRORS
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.scheduler import TURN_S, AddressTurns
 from gateway.server.connections import Connections, Slot
-from gateway.server.head_errors import (
+from gateway.server.head import (
     LINGER_S,
     MALFORMED,
-    SentResponse,
+    MAX_HEADERS,
+    MAX_LINE,
+    ParsedRequest,
     head_too_large,
     head_too_slow,
     line_too_long,
@@ -53,27 +59,14 @@ from gateway.server.head_errors import (
 
 AIOHTTP_ATTRIBUTES: Final = (
     "_buffer_paused",
-    "_close",
-    "_message_tail",
-    "_messages",
     "_parser",
     "_pause_reading_for_buffer",
     "_reading_paused",
-    "_request_count",
-    "_request_factory",
-    "_request_in_progress",
     "_resume_reading_for_buffer",
     "_resume_transport_reading",
-    "_upgraded",
-    "_waiter",
 )
-"""Of the class `RequestHandler`, as read in 3.14.5:
-
-whether the connection closes after the current request (`_close`), the requests that were parsed and not handled yet
-(`_messages`), how many were parsed in all, whether a handler runs, the future on which an idle connection waits for a request,
-what makes a request of a parsed message, the parser, whether it stopped behind a request to upgrade and what came after that
-(`_upgraded`, `_message_tail`), whether the connection is not read because of a body, how reading stops until requests
-were handled, and how it goes on.
+"""Of the class `BaseProtocol`, as read in 3.14.5: the parser, whether the connection is not read because of a body or for another
+reason, how reading stops, and how it goes on.
 """
 
 WRITE_BUFFER: Final = 64 * 1024
@@ -85,7 +78,7 @@ CROWDED_S: Final = 1.0
 """How long a connection for which there is no room may stay silent."""
 
 MAX_AHEAD: Final = 16
-"""Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
+"""Requests that may wait on a connection behind the one that is served."""
 PIECE: Final = 1024
 """Bytes of a chunked body that are parsed at once, at most: in chunks of one byte, this takes a third of a millisecond."""
 READ_BUFFER: Final = 64 * 1024
@@ -99,25 +92,38 @@ READ_S: Final = 0.0003
 """Seconds that a read of a body takes, in the order of magnitude. uvloop reads 256,000 bytes at most."""
 HEAD_END: Final = b"\r\n\r\n"
 
-AIOHTTP_NAMES: Final = ("_cancel", "_finish", "_task")
-"""Undocumented attributes of a request that aiohttp's `RequestHandler` uses, as read in 3.14.5."""
-
-
-Unserved = Callable[["ParsedRequest", bool], None]
+Handler = Callable[[ParsedRequest], Awaitable[bool]]
+"""Answers a request. Returns whether the connection may carry another one."""
+Unserved = Callable[[ParsedRequest, bool], None]
 """Called for each request that is read and not served, because its connection closes, with whether the caller closed it."""
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """Objects that all connections of a worker share."""
+    """Objects that all connections of a worker share. `open`: the connections."""
 
     port: Port
     slots: Connections
+    handler: Handler
     unserved: Unserved
     max_descriptor: int
     turns: AddressTurns
+    context: Context
+    """What each request begins with, so that it sees no context variable of an earlier one."""
+    open: set[ServerProtocol]
+
+    async def stop(self, within_s: float) -> None:
+        """Close all connections. Requests that are served then have `within_s` to end."""
+        await asyncio.sleep(0)  # requests that were read are begun
+        for protocol in self.open:
+            protocol.close()
+        if tasks := [protocol.task for protocol in self.open if protocol.task is not None]:
+            for task in (await asyncio.wait(tasks, timeout=within_s))[1]:
+                task.cancel()
+        for protocol in list(self.open):
+            protocol.force_close()
 
 
-class ServerProtocol(web.RequestHandler):
+class ServerProtocol(BaseProtocol):
     """One connection of the public port.
 
     It reads in pieces, limits the size and time of each request head, and reports to the exchange that it serves when the caller
@@ -132,14 +138,19 @@ class ServerProtocol(web.RequestHandler):
         "_begun",
         "_body_bytes",
         "_body_length",
+        "_close",
         "_closes",
         "_has_turn",
         "_head_bytes",
+        "_idle_timer",
+        "_idle_until",
         "_malformed",
         "_max_ahead_bytes",
+        "_messages",
         "_parser_keeps",
         "_payload",
         "_port",
+        "_request",
         "_requests_seen",
         "_rest",
         "_shared",
@@ -150,11 +161,12 @@ class ServerProtocol(web.RequestHandler):
         "crowded",
         "cut_off",
         "slot",
+        "task",
         "unclear",
     )
 
-    def __init__(self, server: web.Server, *, shared: Shared, slot: Slot, **settings: Any) -> None:
-        super().__init__(server, **settings)
+    def __init__(self, shared: Shared, slot: Slot) -> None:
+        super().__init__(asyncio.get_running_loop())
         self._shared = shared
         self._port = shared.port
         self.slot = slot
@@ -169,7 +181,16 @@ class ServerProtocol(web.RequestHandler):
         """Whether the gateway closes the connection, and not the caller."""
         self.unclear = False
         """Whether caller and gateway may disagree where the next request begins: the data there is not a request."""
-        self._messages = ParsedRequests()  # type: ignore[assignment]
+        self.task: asyncio.Task[None] | None = None
+        """Serves one request. None while the connection waits for one."""
+        self._messages: list[ParsedRequest | Refused] = []
+        """The requests that were parsed and are not served yet. Data that is no request is the last one, as its error."""
+        self._request: ParsedRequest | None = None
+        """The request that is served."""
+        self._close = False
+        """Whether the connection closes after the request that is served."""
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_until = 0.0
         self._turns = shared.turns
         self._address = slot.address
         self._has_turn = self._waits_for_turn = False
@@ -191,23 +212,90 @@ class ServerProtocol(web.RequestHandler):
         self._body_length: int | None = None
         """The length of the body of the request that was parsed last; None if it is chunked."""
 
-    async def start(self) -> None:
-        """Serve the requests of the connection; at the end, report those that were read and not served."""
-        if self._request_factory is None:  # closed already
-            return
+    async def _serve_next(self) -> None:
+        """Serve one request; then begin with the next one, wait for it, or close the connection."""
+        request, keep_alive = self._messages.pop(0), False
+        if self._buffer_paused:
+            self.data_received(b"")
+            self._resume_reading_for_buffer()
         try:
-            await super().start()
+            if isinstance(request, Refused):
+                if self.transport is not None:
+                    self._send_error(self.transport, request)
+            else:
+                self._request = request
+                keep_alive = await self._answered(request)
+        except asyncio.CancelledError:
+            self.force_close()
+            raise
         finally:
-            for request, _ in () if self.unclear else self._messages:
-                if isinstance(request, ParsedRequest):
-                    self._shared.unserved(request, self.transport is None and not self.cut_off)
+            self.task = self._request = None
+            if keep_alive and not self._close:
+                self._wait_idle()
+                if self._messages:
+                    self._begin_next()
+            else:
+                self._end()
 
-    def begin(self) -> None:
-        """Note that an exchange begins."""
+    async def _answered(self, request: ParsedRequest) -> bool:
+        """Answer a request, and read what is left of its body. Return whether the connection may carry another one."""
         self._begun += 1
         self._shared.slots.begin(self.slot)
+        try:
+            keep_alive = await self._shared.handler(request)
+        except ConnectionError:
+            return False
+        except Exception:
+            log.exception("internal_error")
+            if self.transport is None or (self.caller is not None and self.caller.started):
+                return False
+            self._send_error(self.transport, internal())
+            keep_alive = False
+        finally:
+            self._note_end()
+        return self.transport is not None and await request.discard_rest(LINGER_S) and keep_alive
 
-    def end(self) -> None:
+    def _begin_next(self) -> None:
+        self.task = self._loop.create_task(self._serve_next(), context=self._shared.context.copy())
+
+    def _end(self) -> None:
+        """Close the connection, and report the requests that were read and are not served."""
+        self._close = True
+        messages, self._messages = self._messages, []
+        left = self.transport is None and not self.cut_off
+        if self.transport is not None:
+            self.transport.close()
+        for request in () if self.unclear else messages:
+            if isinstance(request, ParsedRequest):
+                self._shared.unserved(request, left)
+
+    def close(self) -> None:
+        """Read no further request, and close the connection once the one that is served is answered."""
+        self._close = True
+
+    def force_close(self) -> None:
+        """Close the connection now."""
+        self._close = True
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+
+    def _wait_idle(self) -> None:
+        """Close the connection if it carries no request for the time that the port says."""
+        self._idle_until = self._loop.time() + self._port.idle_timeout
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_at(self._idle_until, self._on_idle)
+
+    def _on_idle(self) -> None:
+        self._idle_timer = None
+        if self.task is not None or self.transport is None:
+            return
+        if self._loop.time() < self._idle_until:
+            self._idle_timer = self._loop.call_at(self._idle_until, self._on_idle)
+        else:
+            self.force_close()
+
+    def _note_end(self) -> None:
         """Note that the exchange has ended."""
         slots = self._shared.slots
         slots.wait(self.slot)
@@ -216,6 +304,9 @@ class ServerProtocol(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        tcp_keepalive(transport)  # type: ignore[arg-type]
+        self._shared.open.add(self)
+        self._wait_idle()
         self.slot.close = self._close_waiting
         transport.set_write_buffer_limits(WRITE_BUFFER)  # type: ignore[attr-defined]
         self.crowded |= transport.get_extra_info("socket").fileno() >= self._shared.max_descriptor
@@ -224,10 +315,16 @@ class ServerProtocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._shared.open.discard(self)
         self._shared.slots.leave(self.slot)
-        self._payload = None  # breaks a reference cycle
+        self._close = True
+        self._payload = self._parser = None  # breaks reference cycles
         caller, self.caller = self.caller, None
         super().connection_lost(exc)
+        if self._request is not None:
+            self._request.set_exception(exc or ConnectionResetError("the caller closed the connection"))
         if caller is not None:
             caller.connection_lost()
 
@@ -242,16 +339,12 @@ class ServerProtocol(web.RequestHandler):
             self.caller.on_flow(False)
 
     def release(self) -> None:
-        """Free what only a further request needs: the parser, which keeps the last head, and the timer for idle connections.
-
-        Both are made again when they are needed.
-        """
+        """Free what only a further request needs: the parser, which keeps the last head. It is made again when it is needed."""
         payload = self._payload
-        if self._rest or self._upgraded or (payload is not None and not payload.is_eof()):
+        if self._rest or (payload is not None and not payload.is_eof()):
             return  # the parser is inside a request
         self._payload = self._parser = None
         self._malformed |= self._closes
-        self.keep_alive(True)
 
     def data_received(self, data: bytes) -> None:
         """Parse new data, after data that waits from before, piece by piece: no request is parsed that cannot be served soon."""
@@ -349,30 +442,26 @@ class ServerProtocol(web.RequestHandler):
             self._parser = self._open_parser()
         payload = self._payload
         in_body = self._in_body
-        super().data_received(piece)
-        while self._upgraded:  # never granted: what follows is HTTP like everything else
-            self._parser.set_upgraded(False)
-            self._upgraded = False
-            tail, self._message_tail = self._message_tail, b""
-            super().data_received(tail)
+        found = self._feed(self._parser, piece)
         self._parser_keeps = self._reading_paused
-        if self._request_count != self._requests_seen:
-            message, payload = self._messages[-1]
-            valid = isinstance(message, RawRequestMessage)
-            self._count_message(valid=valid)
-            self._malformed = not valid
-            self._requests_seen, self._payload = self._request_count, payload
+        if found:
+            self._count_message(valid=not isinstance(found, Refused))
+            self._requests_seen += 1
             self._ahead_bytes += len(piece)
             self._rest = b""
-            self._body_length = None
-            if isinstance(message, RawRequestMessage):
-                request = ParsedRequest(message, payload, self)
-                self._messages[-1] = (request, request)  # type: ignore[assignment]
+            self._payload = self._body_length = None
+            if isinstance(found, Refused):
+                self._malformed = True
+                self._messages.append(found)
+            else:
+                message, self._payload = found[-1]
+                request = ParsedRequest(message, self._payload, self)
+                self._messages.append(request)
                 self._closes = message.should_close
                 if not message.chunked:
                     self._body_length = request.content_length or 0
-            else:
-                message.exc.__traceback__ = None  # of frames that refer to this connection
+            if self.task is None:
+                self._begin_next()
         elif in_body and payload is not None and not payload.is_eof():
             if self._body_length is None:
                 self._keep_rest(piece)
@@ -382,6 +471,26 @@ class ServerProtocol(web.RequestHandler):
         elif piece:
             self._keep_rest(piece)
             self._count_head(len(piece))
+
+    def _feed(self, parser: Any, piece: bytes) -> list[tuple[RawRequestMessage, StreamReader]] | Refused:
+        """Return the request that begins with a piece, if one does, or the error of data that is no request."""
+        try:
+            messages, upgraded, tail = parser.feed_data(piece)
+            while upgraded:  # never granted: what follows is HTTP like everything else
+                parser.set_upgraded(False)
+                more, upgraded, tail = parser.feed_data(tail)
+                messages += more
+        except HttpProcessingError as error:
+            return self._malformed_as(error)
+        return list(messages)
+
+    def _malformed_as(self, error: HttpProcessingError) -> Refused:
+        """Return the one error shape for data that is not HTTP. Nothing of the input is repeated in it."""
+        if isinstance(error, LineTooLong):
+            return line_too_long(self._port.max_head)
+        if isinstance(error, BadHttpMessage) and error.message.startswith("Too many headers"):
+            return too_many_headers()
+        return Refused(400, "invalid_request", MALFORMED)
 
     def _keep_rest(self, piece: bytes) -> None:
         """Keep the last bytes, which may be a part of the end of a head or of a chunked body."""
@@ -393,9 +502,9 @@ class ServerProtocol(web.RequestHandler):
             self,
             self._loop,
             READ_BUFFER,
-            max_line_size=self.max_line_size,
-            max_headers=self.max_headers,
-            max_field_size=self.max_field_size,
+            max_line_size=MAX_LINE,
+            max_headers=MAX_HEADERS,
+            max_field_size=self._port.max_head,
             payload_exception=web.RequestPayloadError,
             auto_decompress=False,
         )
@@ -425,38 +534,19 @@ class ServerProtocol(web.RequestHandler):
 
     def _close_waiting(self) -> bool:
         """Close the connection if no request was read that is not answered. Return whether it is closed."""
-        if self.transport is None or self._request_count != self._begun:
+        if self.transport is None or self._requests_seen != self._begun:
             return False
         self.close()
         self.transport.abort()
         return True
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer data that is not HTTP in the one error shape. Nothing of the input is repeated in the response."""
-        begun = status >= 500 and self.caller is not None and self.caller.started
-        if begun or self.transport is None:
-            raise ConnectionError("the response has begun")
-        if isinstance(exc, LineTooLong):
-            error = line_too_long(self._port.max_head)
-        elif isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
-            error = too_many_headers()
-        else:
-            error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
-        return SentResponse(self._send_error(self.transport, error))
-
     def _fail_body(self) -> None:
         """Report malformed or excessive framing to the reader of the body, which aiohttp does not, and read no further."""
         if self._payload is None or self._payload.is_eof():
             return
-        if self._request_in_progress or self._begun < self._requests_seen:
+        if self.task is not None:
             self._payload.set_exception(web.RequestPayloadError())
-        self._payload.feed_eof()  # otherwise aiohttp reads on after the response, and logs what it meets
+        self._payload.feed_eof()  # else what is left of it is waited for after the response
         self.close()
 
     def _start_timer(self, after_s: float) -> None:
@@ -474,7 +564,7 @@ class ServerProtocol(web.RequestHandler):
     def _refuse(self, error: Refused) -> None:
         """Write the error and close. During an exchange nothing is written: the connection closes after it."""
         transport = self.transport
-        busy = self._waiter is None
+        busy = self.task is not None
         self.close()
         if transport is None or busy:
             return
@@ -484,89 +574,5 @@ class ServerProtocol(web.RequestHandler):
             transport.write_eof()
         self._timer = self._loop.call_later(LINGER_S, transport.close)
 
-    def _send_error(self, transport: asyncio.Transport, error: Refused) -> CallerConnection:
-        caller = CallerConnection(self, transport, http_1_1=True, keep_alive=False)
-        caller.refuse(error, new_id(), {}, ERRORS)
-        return caller
-
-
-class ParsedRequests(list[Any]):
-    """The requests that were parsed and not handled yet, of which there is seldom one. An empty deque takes ten times as much."""
-
-    __slots__ = ()
-
-    def popleft(self) -> Any:
-        """Return and remove the first one."""
-        return self.pop(0)
-
-
-class ParsedRequest:
-    """One request, in place of aiohttp's message, reader of the body and request."""
-
-    __slots__ = (
-        "_task",
-        "content",
-        "content_length",
-        "head_bytes",
-        "headers",
-        "keep_alive",
-        "method",
-        "protocol",
-        "raw_path",
-        "version",
-    )
-
-    def __init__(self, message: RawRequestMessage, content: StreamReader, protocol: ServerProtocol) -> None:
-        self.method = message.method
-        self.raw_path = message.path
-        self.version: HttpVersion = message.version
-        self.headers: CIMultiDictProxy[str] = message.headers
-        self.head_bytes = sum(map(len, chain.from_iterable(message.raw_headers)))
-        """Bytes of the names and values of the headers."""
-        length = message.headers.get("Content-Length")
-        self.content_length = None if length is None else int(length)
-        """The declared length of the body."""
-        self.keep_alive = not message.should_close
-        self.content: StreamReader | None = content
-        """The reader of the body. None once nothing of it is needed."""
-        self.protocol = protocol
-        self._task: object = None
-
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        """The caller's connection; None once it is closed."""
-        return self.protocol.transport
-
-    def release(self) -> None:
-        """Free the reader of the body, which was read."""
-        self.content = None
-
-    # Called by aiohttp, which takes this object for the reader of the body.
-
-    def is_eof(self) -> bool:
-        """Return whether the body has arrived."""
-        return self.content is None or self.content.is_eof()
-
-    async def readany(self) -> bytes:
-        """Return some of a body that nothing reads."""
-        return b"" if self.content is None else await self.content.readany()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Fail further reads of the body."""
-        if self.content is not None:
-            self.content.set_exception(error)
-
-    # Called by aiohttp, which takes this object for the request.
-
-    def _cancel(self, error: BaseException) -> None:
-        self.set_exception(error)
-
-    def _finish(self) -> None:
-        return None
-
-
-def received(message: Any, content: Any, protocol: ServerProtocol, *_: object) -> ParsedRequest:
-    """Return the request of a message; a request that takes the place of a message is returned as it is."""
-    if isinstance(message, ParsedRequest):
-        return message
-    return ParsedRequest(message, content, protocol)
+    def _send_error(self, transport: asyncio.Transport, error: Refused) -> None:
+        CallerConnection(self, transport, http_1_1=True, keep_alive=False).refuse(error, new_id(), {}, ERRORS)

@@ -42,8 +42,7 @@ REST: Final = "M loop, wake-ups, C between"
 PHASES: Final[dict[str, str]] = {
     "A caller: read, head parsed": "ServerProtocol.data_received",
     "A connection's task": """
-        ServerProtocol._serve_next ServerProtocol._serve ServerProtocol.wait_for_request ServerProtocol.release IncomingBody.release
-        IncomingBody.end""",
+        ServerProtocol._serve_next ServerProtocol._answered ServerProtocol.release IncomingBody.release IncomingBody.end""",
     "A request to exchange": """
         Gateway._handle Gateway._exchange Exchange.__init__ CallerConnection.__init__ IncomingBody.__init__""",
     "A runner": "ExchangeRunner.run ExchangeRunner._serve",

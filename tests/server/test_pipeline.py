@@ -6,19 +6,21 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
 
 from gateway.config.schema import Port
 from gateway.proxy.scheduler import AddressTurns
 from gateway.server import protocol
 from gateway.server.connections import Connections
-from gateway.server.protocol import MAX_AHEAD, ServerProtocol, Shared, received
+from gateway.server.protocol import MAX_AHEAD, ServerProtocol, Shared
 from tests.patience import PATIENCE_S, wait_until
 
 LARGE = 150_000
+VARIABLE = ContextVar("VARIABLE", default="")
 
 
 class Handler(ServerProtocol):
@@ -27,7 +29,7 @@ class Handler(ServerProtocol):
     __slots__ = ()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        web.RequestHandler.connection_made(self, transport)
+        BaseProtocol.connection_made(self, transport)
 
     def _count_message(self, *, valid: bool) -> None:
         pass
@@ -39,45 +41,31 @@ class Handler(ServerProtocol):
         pass
 
 
-class NoAnswer(web.StreamResponse):
-    """Sends nothing."""
-
-    keep_alive = True
-
-    async def prepare(self, request: Any) -> None:
-        pass
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        pass
-
-
 class Site:
     """A server of one address. `served`: the path and the length of the body of each request; those of `/0` wait for `gate`."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.served: list[tuple[str, int]] = []
+        self.variables: list[str] = []
         self.turns = AddressTurns()
         self.port = Port(max_head=64 * 1024, max_connections=1000, max_connections_per_address=1000)
         self.slots = Connections(self.port)
         self.handlers: list[Handler] = []
-        self._server = web.Server(self._serve, request_factory=received)  # type: ignore[arg-type]
+        self._shared = Shared(
+            self.port, self.slots, self._serve, lambda request, left: None, 1 << 16, self.turns, copy_context(), set()
+        )
 
     def protocol(self) -> Handler:
-        settings = {"access_log": None, "keepalive_timeout": 60, "read_bufsize": 64 * 1024, "auto_decompress": False}
         slot = self.slots.take("127.0.0.1")
         assert slot is not None
-        handler = Handler(
-            self._server,
-            shared=Shared(self.port, self.slots, lambda request, left: None, 1 << 16, self.turns),
-            slot=slot,
-            loop=asyncio.get_running_loop(),
-            **settings,
-        )
+        handler = Handler(self._shared, slot)
         self.handlers.append(handler)
         return handler
 
-    async def _serve(self, request: Any) -> NoAnswer:
+    async def _serve(self, request: Any) -> bool:
+        self.variables.append(VARIABLE.get())
+        VARIABLE.set(request.raw_path)
         if request.raw_path == "/0":
             await self.gate.wait()
         size = 0
@@ -86,7 +74,7 @@ class Site:
         self.served.append((request.raw_path, size))
         request.protocol.release()
         await asyncio.sleep(0)
-        return NoAnswer()
+        return True
 
 
 @asynccontextmanager
@@ -191,3 +179,13 @@ async def test_the_parser_is_kept_that_has_the_begin_of_a_head(monkeypatch: pyte
         await wait_until(lambda: ("/large", LARGE) in site.served)
         handler.data_received(last[1:])
         await wait_until(lambda: ("/last", 0) in site.served)
+
+
+async def test_a_request_sees_no_context_variable_of_the_one_before() -> None:
+    async with connected() as (site, handler, _):
+        site.gate.set()
+        handler.data_received(get("/1") + get("/2"))
+        await wait_until(lambda: len(site.served) == 3)
+        handler.data_received(get("/3"))
+        await wait_until(lambda: len(site.served) == 4)
+        assert site.variables == [""] * 4

@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 import pytest
 
 from gateway.config.schema import ACCOUNT_ID
-from gateway.server.head_errors import MALFORMED
+from gateway.server.head import MALFORMED
 from gateway.store.accounts import AccountError
 from gateway.testing import Running
 from tests.patience import PATIENCE_S

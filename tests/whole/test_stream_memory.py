@@ -17,7 +17,8 @@ from gateway.proxy.relay import Relay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.server.body import BodyReader, BodyShare
 from gateway.server.gateway import IncomingBody
-from gateway.server.protocol import ParsedRequest, ServerProtocol
+from gateway.server.head import ParsedRequest
+from gateway.server.protocol import ServerProtocol
 from gateway.testing import Running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import Serve

@@ -18,7 +18,7 @@ from gateway.base.errors import Refused, cannot_listen
 from gateway.base.ids import new_id
 from gateway.base.log import log
 from gateway.config.schema import host_port
-from gateway.server.head_errors import MALFORMED
+from gateway.server.head import MALFORMED
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
