@@ -58,6 +58,8 @@ NAMES: Final = {
     "month": "budget of the month",
     "total": "total budget",
     "requests": "budget of requests a day",
+    "session": "budget of a session",
+    "session_requests": "budget of requests in a session",
 }
 
 
@@ -94,7 +96,7 @@ class Quota(Plugin):
         self.alerts = services.store.alerts
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
-        self.calendar = Calendar(services.catalogue.time_zone, services.clock)
+        self.calendar = Calendar(services.catalogue.time_zone, services.clock, services.catalogue.session_headers)
         self.log = services.log
         lease_s = self.catalogue.longest_s + self.lease_margin
         if lease_s > LONGEST_LEASE_S:
@@ -254,7 +256,7 @@ class Quota(Plugin):
             return None  # `model-routing` refuses the request
         if body.service_tier:
             price = price.ordered(body.service_tier)
-        full, budgets = await self._most(exchange, price), self.calendar.budgets(caller)
+        full, budgets = await self._most(exchange, price), self.calendar.budgets(caller, exchange.request.headers)
         falls_back = (
             full or budgets or self.catalogue.models[body.model].fallback
         )  # perhaps to one that costs something
@@ -318,7 +320,7 @@ class PlacedHold(msgspec.Struct):
             budget, ends_ms = budget_in(reply.marks, self.budgets)
             return over(BudgetUse(budget, reply.used, ends_ms), calendar, self.amount, fitting)
         if reply.outcome is Hold.FUNDS:
-            least = min([reply.available, *(each.limit for each in self.budgets if each.kind != "requests")])
+            least = min([reply.available, *(each.limit for each in self.budgets if not each.of_requests)])
             return insufficient(Shortage(self.amount, reply.available, fitting(least)))
         return refusal(reply.outcome, max_holds)
 
@@ -327,6 +329,8 @@ class PlacedHold(msgspec.Struct):
         if all(budget.field != mark.partition("E")[0] for budget in self.budgets):
             return  # the store has the request with other budgets than those that it was sent with
         budget, ends_ms = budget_in(mark, self.budgets)
+        if budget.of_session:
+            return  # its caller chose the name
         token = caller.token_id if budget.owner == "token" else ""
         alerts.budget(caller.account, token, budget.kind, used, budget.limit, ends_at_ms=ends_ms)
 
@@ -400,8 +404,8 @@ def over(use: BudgetUse, calendar: Calendar, amount: int, fitting: Fitting) -> R
     """Return the error for a request that a budget does not cover. `amount`: the most that it can cost, in micros."""
     budget = use.budget
     name = f"The {budget.owner}'s {NAMES[budget.kind]}"
-    resets = f"It {_reset(use.ends_ms, calendar)}."
-    if budget.kind == "requests":
+    resets = f"It {_reset(use, calendar)}."
+    if budget.of_requests:
         text = f"{name} is used up, with the requests in progress. {resets} Ask for a larger one."
         return Refused(402, "budget_exceeded", text, should_retry=False, details={"available_requests": 0})
     left = budget.limit - use.used
@@ -416,12 +420,14 @@ def over(use: BudgetUse, calendar: Calendar, amount: int, fitting: Fitting) -> R
 
 def described(use: BudgetUse, calendar: Calendar) -> str:
     """Return what a budget counts now, in words."""
-    if use.budget.kind == "requests":
+    if use.budget.of_requests:
         used = f"has used {use.used} of {use.budget.limit} requests"
     else:
         used = f"has used {amount(use.used)} of {amount(use.budget.limit)}"
-    return f"the {use.budget.owner}'s {NAMES[use.budget.kind]} {used} and {_reset(use.ends_ms, calendar)}"
+    return f"the {use.budget.owner}'s {NAMES[use.budget.kind]} {used} and {_reset(use, calendar)}"
 
 
-def _reset(ends_ms: int | None, calendar: Calendar) -> str:
-    return "does not reset" if ends_ms is None else f"resets at {calendar.ends_at(ends_ms)}"
+def _reset(use: BudgetUse, calendar: Calendar) -> str:
+    if use.budget.of_session:
+        return "is forgotten an hour after the session's last request"
+    return "does not reset" if use.ends_ms is None else f"resets at {calendar.ends_at(use.ends_ms)}"

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from gateway.cli.account_file import TRANSACTION
 from gateway.cli.common import amount, micros
 from gateway.config.schema import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
+from gateway.domain.budgets import OF_REQUESTS
 from gateway.domain.facts import AccountLimits, Budgets
 
 if TYPE_CHECKING:
@@ -79,15 +80,13 @@ def _budget(text: str) -> GivenBudget:
     if window not in WINDOWS or not value:
         lacks = "amount" if window in WINDOWS else "window"
         raise typer.BadParameter(
-            f"`{text}` names no {lacks}: write day=0.50, week=2, month=5, total=100 or requests=1000"
+            f"`{text}` names no {lacks}: write day=0.50, week=2, month=5, total=100, requests=1000 or session=5"
         )
     if value == NONE:
         return GivenBudget(window, None)
-    if window == "requests":
+    if window in OF_REQUESTS:
         if not re.fullmatch(r"[1-9][0-9]{0,14}", value):
-            raise typer.BadParameter(
-                f"`{text}` is not a number of requests a day; write requests=1000, or requests={NONE}"
-            )
+            raise typer.BadParameter(f"`{text}` is not a number of requests; write {window}=1000, or {window}={NONE}")
         return GivenBudget(window, int(value))
     if not 0 < (given := micros(value)) <= LARGEST_BUDGET:
         raise typer.BadParameter(
@@ -113,8 +112,8 @@ BudgetOption = Annotated[
         default_factory=list,
         show_default=False,
         metavar="WINDOW=AMOUNT",
-        help="A budget: day=0.50, week=2, month=5, total=100, or requests=1000 (a day); several by repeating the option. "
-        "AMOUNT `none` takes it away.",
+        help="A budget: day=0.50, week=2, month=5, total=100, requests=1000 (a day), session=5 or session_requests=500 (of each); "
+        "several by repeating the option. AMOUNT `none` takes it away.",
     ),
 ]
 LimitOption = Annotated[
@@ -179,7 +178,7 @@ def limits_in_words(limits: AccountLimits, otherwise: str = NONE) -> str:
 
 
 def _limit(name: str, value: int) -> str:
-    return f"{value} a day" if name == "requests" else amount(value)
+    return f"{value} a day" if name == "requests" else str(value) if name in OF_REQUESTS else amount(value)
 
 
 def _given(allowance: Budgets | AccountLimits) -> Mapping[str, int]:

@@ -79,17 +79,23 @@ DEFAULT_PORT: Final = re.compile(r"http://.*:80|https://.*:443")
 EVERY: Final = "`*` would let every page on the web send tokens here: name each origin, as in https://app.example"
 
 
+SESSION_HEADERS: Final = ("session-id", "x-claude-code-session-id")
+"""By what Codex and Claude Code name a session."""
+
+
 class GroupBudgets(Section, frozen=True):
-    """What each member may spend in a calendar window, in currency units, and how many chat completions it may send a day."""
+    """What each member may spend in a calendar window and in each session, in currency units, and how many requests it may send."""
 
     day: Decimal | None = None
     week: Decimal | None = None
     month: Decimal | None = None
     total: Decimal | None = None
     requests: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_BUDGET)] | None = None
+    session: Decimal | None = None
+    session_requests: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_BUDGET)] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("day", "week", "month", "total"):
+        for name in ("day", "week", "month", "total", "session"):
             value = getattr(self, name)
             if value is not None and not (is_amount(value, LARGEST_BUDGET_AMOUNT) and value > 0):
                 raise ValueError(
@@ -268,6 +274,7 @@ class Config(Section, frozen=True):
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     time_zone: str = "UTC"
+    session_headers: tuple[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9-]{1,64}$")], ...] = SESSION_HEADERS
     port: Port = Port()
     tls: Tls | None = None
     store: StoreSettings = StoreSettings()

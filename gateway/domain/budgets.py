@@ -6,8 +6,9 @@ window of a request by its own clock, from the ends that the gateway computed, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, tzinfo
+from hashlib import blake2b
 from typing import Final, Literal
 
 import msgspec
@@ -15,10 +16,17 @@ import msgspec
 from gateway.base.ids import Clock
 from gateway.domain.facts import NO_BUDGETS, Budgets, Caller
 
-Kind = Literal["day", "week", "month", "total", "requests"]
+Kind = Literal["day", "week", "month", "total", "requests", "session", "session_requests"]
 
-FIELDS: Final[dict[Kind, str]] = {"day": "D", "week": "W", "month": "M", "total": "T", "requests": "R"}
-"""How the wallet's fields begin: of a budget of money in a window or in total, and of requests a day."""
+FIELDS: Final[dict[Kind, str]] = {
+    **{"day": "D", "week": "W", "month": "M", "total": "T", "requests": "R"},
+    **{"session": "S", "session_requests": "Q"},
+}
+"""How the wallet's fields begin: of a budget of money in a window or in total, and of requests a day; of money and requests of a
+session. These go on with a digest of the session, since an account has many at once."""
+NO_HEADERS: Final[Mapping[str, str]] = {}
+OF_SESSION: Final = ("session", "session_requests")
+OF_REQUESTS: Final = ("requests", "session_requests")
 
 NEVER: Final = 9_999_999_999_999
 """The end of what has no end. Every end of a window has as many digits."""
@@ -36,6 +44,16 @@ class Budget(msgspec.Struct, frozen=True):
     field: str
     ends: str
 
+    @property
+    def of_session(self) -> bool:
+        """Whether it is one of each session, which has no windows."""
+        return self.kind in OF_SESSION
+
+    @property
+    def of_requests(self) -> bool:
+        """Whether it is a number of requests, and not money."""
+        return self.kind in OF_REQUESTS
+
 
 class BudgetUse(msgspec.Struct, frozen=True):
     """What is charged and held in the current window of a budget, and when that ends in milliseconds since 1970: None for never."""
@@ -46,33 +64,42 @@ class BudgetUse(msgspec.Struct, frozen=True):
 
     def covers(self, amount: int) -> bool:
         """Return whether a request that holds this amount may be sent now."""
-        added = 1 if self.budget.kind == "requests" else amount
+        added = 1 if self.budget.of_requests else amount
         return added == 0 or self.used + added <= self.budget.limit
 
 
 def budget_in(mark: str, budgets: Sequence[Budget]) -> tuple[Budget, int | None]:
     """Return the budget of a mark, as the wallet returns it for a refused hold, and when its window ends; None for never."""
     field, _, ends = mark.rpartition("E")
-    ends_ms = int(ends)
-    return next(budget for budget in budgets if budget.field == field), None if ends_ms == NEVER else ends_ms
+    budget, ends_ms = next(budget for budget in budgets if budget.field == field), int(ends)
+    return budget, None if ends_ms == NEVER or budget.of_session else ends_ms
+
+
+def _digest(token: str, session: str) -> str:
+    return blake2b(f"{token} {session}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 class Calendar:
-    """The windows of one time zone."""
+    """The windows of one time zone. `session_headers`: those by which requests name their session, the first that one has."""
 
-    def __init__(self, zone: tzinfo, clock: Clock) -> None:
+    def __init__(self, zone: tzinfo, clock: Clock, session_headers: Sequence[str] = ()) -> None:
+        self._session_headers = session_headers
         self._zone = zone
         self._clock = clock
         self._today = (0.0, 0.0)
         self._ends: dict[Kind, str] = {}
 
-    def budgets(self, caller: Caller) -> tuple[Budget, ...]:
-        """Return the budgets of a caller: those of its account, then those of its token."""
+    def budgets(self, caller: Caller, headers: Mapping[str, str] = NO_HEADERS) -> tuple[Budget, ...]:
+        """Return the budgets of a request: those of its account, then its token's. None of a session that it does not name."""
         if caller.budgets == NO_BUDGETS == caller.token_budgets:
             return ()
         self._look()
+        session = next((value for name in self._session_headers if (value := headers.get(name))), "")
         token = (caller.counts_as or caller.token_id).rpartition("-")[2]
-        return (*self._of("account", "", caller.budgets), *self._of("token", token, caller.token_budgets))
+        return (
+            *self._of("account", "", caller.budgets, session),
+            *self._of("token", token, caller.token_budgets, session),
+        )
 
     def began_ms(self, kind: Literal["day", "week", "month"]) -> int:
         """Return when the current window began, in milliseconds since 1970."""
@@ -86,7 +113,8 @@ class Calendar:
     def report(self, use: BudgetUse) -> dict[str, object]:
         """Return a budget and its use as JSON has it: whose, its window, what is used and what is left, when the window ends."""
         kind, ends_ms = use.budget.kind, use.ends_ms
-        window, unit = ("day", "requests") if kind == "requests" else (kind, "micros")
+        window = {"requests": "day", "session_requests": "session"}.get(kind, kind)
+        unit = "requests" if kind in OF_REQUESTS else "micros"
         return {
             "of": use.budget.owner,
             "window": window,
@@ -96,13 +124,13 @@ class Calendar:
             "ends_at": None if ends_ms is None else self.ends_at(ends_ms),
         }
 
-    def _of(self, owner: Literal["account", "token"], suffix: str, budgets: Budgets) -> list[Budget]:
-        limits = zip(FIELDS, msgspec.structs.astuple(budgets), strict=True)
-        return [
-            Budget(owner, kind, limit, FIELDS[kind] + suffix, self._ends[kind])
-            for kind, limit in limits
-            if limit is not None
-        ]
+    def _of(self, owner: Literal["account", "token"], suffix: str, budgets: Budgets, session: str) -> list[Budget]:
+        found = []
+        for kind, limit in zip(FIELDS, msgspec.structs.astuple(budgets), strict=True):
+            if limit is not None and (session or kind not in OF_SESSION):
+                own = _digest(suffix, session) if kind in OF_SESSION else suffix
+                found.append(Budget(owner, kind, limit, FIELDS[kind] + own, self._ends[kind]))
+        return found
 
     def _look(self) -> None:
         """Compute the windows where the day is another one than before."""
@@ -126,7 +154,7 @@ class Calendar:
             "month": self._text(months),
             "total": str(NEVER),
         }
-        self._ends["requests"] = self._ends["day"]
+        self._ends |= {"requests": self._ends["day"], **dict.fromkeys(OF_SESSION, str(NEVER))}
 
     def _text(self, begins: list[date]) -> str:
         return " ".join(str(self._begin_ms(begin)) for begin in begins)

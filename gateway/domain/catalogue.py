@@ -40,7 +40,10 @@ class RoutingOptions(msgspec.Struct, frozen=True):
 
 
 class Catalogue:
-    """The models, groups and channels of one configuration, indexed. `time_zone`: where the windows of budgets begin."""
+    """The models, groups and channels of one configuration, indexed. `time_zone`: where the windows of budgets begin.
+
+    `session_headers`: those by which requests name the session that a budget is for.
+    """
 
     def __init__(self, config: Config) -> None:
         self.models = config.models
@@ -49,6 +52,7 @@ class Catalogue:
         self.groups = config.groups
         self.channels = config.channels
         self.time_zone = time_zone(config.time_zone)
+        self.session_headers = config.session_headers
         self._budgets = {name: _budgets(group.budgets) for name, group in config.groups.items()}
         self._limits = {name: _limits(group.limits) for name, group in config.groups.items()}
         self._candidates = {
@@ -217,9 +221,9 @@ def _aliases_of(config: Config, model: str) -> list[str]:
 
 
 def _budgets(given: GroupBudgets) -> Budgets:
-    amounts = (given.day, given.week, given.month, given.total)
-    day, week, month, total = (None if amount is None else int(amount * MICROS) for amount in amounts)
-    own = Budgets(day, week, month, total, given.requests)
+    amounts = (given.day, given.week, given.month, given.total, given.session)
+    day, week, month, total, session = (None if amount is None else int(amount * MICROS) for amount in amounts)
+    own = Budgets(day, week, month, total, given.requests, session, given.session_requests)
     return NO_BUDGETS if own == NO_BUDGETS else own
 
 

@@ -14,6 +14,10 @@ from gateway.domain.prices import Price
 Allowance = TypeVar("Allowance", "AccountLimits", "Budgets")
 
 
+IN_MICROS: Final = {name: f"{name}_micros" for name in ("day", "week", "month", "total", "session")}
+"""The budgets of money, by their names in JSON."""
+
+
 class AccountLimits(msgspec.Struct, frozen=True):
     """What an account or a token may take, each from 1 to `LARGEST_RATE`.
 
@@ -35,11 +39,11 @@ class AccountLimits(msgspec.Struct, frozen=True):
 class Budgets(
     msgspec.Struct,
     frozen=True,
-    rename={"day": "day_micros", "week": "week_micros", "month": "month_micros", "total": "total_micros"},
+    rename=IN_MICROS,
 ):
-    """What may be spent in each calendar window, in micros, and how many chat completions a day. None: no such budget.
+    """What may be spent in each calendar window and in each session, in micros, and how many requests a day and in each session.
 
-    Raises `ValueError` for a number that is not from 1 to `LARGEST_BUDGET`.
+    None: no such budget. Raises `ValueError` for a number that is not from 1 to `LARGEST_BUDGET`.
     """
 
     day: int | None = None
@@ -47,6 +51,8 @@ class Budgets(
     month: int | None = None
     total: int | None = None
     requests: int | None = None
+    session: int | None = None
+    session_requests: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

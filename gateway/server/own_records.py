@@ -28,7 +28,7 @@ from gateway.base.errors import Refused
 from gateway.base.ids import arrival_ms, check_time
 from gateway.chain.services import Services, Store
 from gateway.domain.budgets import Calendar
-from gateway.domain.exchange import Outcome
+from gateway.domain.exchange import Exchange, Outcome
 from gateway.domain.facts import AccountLimits, Caller
 from gateway.operations.operation import Operation
 from gateway.usage import completeness
@@ -184,19 +184,20 @@ def own_fields(record: Record) -> dict[str, Any]:
     return {name: fields[name] for name in OWN_FIELDS}
 
 
-async def account_of(caller: Caller, store: Store, calendar: Calendar, headers: Mapping[str, str]) -> dict[str, object]:
-    """Return the account of the caller, and the budgets and limits of it and of the token that was sent.
+async def account_of(exchange: Exchange, caller: Caller, store: Store, calendar: Calendar) -> dict[str, object]:
+    """Return the account of the caller, and the budgets and limits of it, of the token that was sent and of a session.
 
-    `headers`: those of the response, with what is left of the limits. Raises `Refused` and `StoreAway`.
+    The headers of the response have what is left of the limits. Raises `Refused` and `StoreAway`.
     """
     account, uses = await asyncio.gather(
-        store.accounts.get(caller.account), store.wallet.budgets(caller.account, calendar.budgets(caller))
+        store.accounts.get(caller.account),
+        store.wallet.budgets(caller.account, calendar.budgets(caller, exchange.request.headers)),
     )
     if account is None:
         raise Refused(404, "unknown_path", "There is no account behind this token any more.")
     left = {
         name.removeprefix("x-ratelimit-").replace("-", "_"): int(value)
-        for name, value in headers.items()
+        for name, value in exchange.response_headers.items()
         if name.startswith(("x-ratelimit-limit-", "x-ratelimit-remaining-"))
     }
     fields = msgspec.to_builtins(account)

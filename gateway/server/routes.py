@@ -78,7 +78,7 @@ class LocalRoutes:
         self._lookups = lookups
         self._models = ModelList(services.catalogue)
         self._store = services.store
-        self._calendar = Calendar(services.catalogue.time_zone, services.clock)
+        self._calendar = Calendar(services.catalogue.time_zone, services.clock, services.catalogue.session_headers)
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Return the reply to an admitted request. Raises `Refused`."""
@@ -89,7 +89,7 @@ class LocalRoutes:
                 return Reply(body=self._models.one(wanted, caller) if wanted else self._models.all(caller))
             case Operation.ACCOUNT:
                 caller = _caller(exchange)
-                return _json(await account_of(caller, self._store, self._calendar, exchange.response_headers))
+                return _json(await account_of(exchange, caller, self._store, self._calendar))
             case Operation.LEDGER:
                 return Reply(body=await ledger_of(_caller(exchange).account, request.query, self._store, self._lookups))
             case Operation.USAGE:

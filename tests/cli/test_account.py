@@ -23,9 +23,11 @@ from tests.patience import PATIENCE_S
 app = typer.Typer()
 account.register(app)
 
-NO_BUDGETS = dict.fromkeys(("day_micros", "week_micros", "month_micros", "total_micros", "requests"))
+NO_BUDGETS = dict.fromkeys(
+    ("day_micros", "week_micros", "month_micros", "total_micros", "requests", "session_micros", "session_requests")
+)
 WRONG_BUDGETS = {
-    "hour=1": "`hour=1` names no window: write day=0.50, week=2, month=5, total=100 or requests=1000",
+    "hour=1": "`hour=1` names no window: write day=0.50, week=2, month=5, total=100, requests=1000 or session=5",
     "1.00": "names no window",
     "": "names no window",
     "Day=1": "names no window",
@@ -43,10 +45,10 @@ WRONG_BUDGETS = {
     "total=1" + "0" * 999: "is too large",
     "day=0.0000001": "`0.0000001` cannot be stored exactly; use at most six decimals",
     "day=5.0000000000000000000000000000001": "use at most six decimals",
-    "requests=1.5": "`requests=1.5` is not a number of requests a day; write requests=1000, or requests=none",
-    "requests=0": "is not a number of requests a day",
-    "requests=-1": "is not a number of requests a day",
-    "requests=1" + "0" * 30: "is not a number of requests a day",
+    "requests=1.5": "`requests=1.5` is not a number of requests; write requests=1000, or requests=none",
+    "requests=0": "is not a number of requests;",
+    "requests=-1": "is not a number of requests;",
+    "requests=1" + "0" * 30: "is not a number of requests;",
 }
 
 

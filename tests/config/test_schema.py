@@ -159,7 +159,7 @@ WRONG = {
     "groups: {g: {ratio: -1}}": "1: groups.g: ratio must be from 0 to 1000, with at most six decimals",
     "groups: {g: {ratio: 'sNaN'}}": "1: groups.g: ratio must be from 0 to 1000, with at most six decimals",
     "groups:\n  g:\n    budgets: {hour: 1}": (
-        "3: groups.g.budgets.hour: unknown setting; known here: day, month, requests, total, week"
+        "3: groups.g.budgets.hour: unknown setting; known here: day, month, requests, session, session_requests, total, week"
     ),
     "groups: {g: {budgets: {day: -1}}}": f"1: groups.g.budgets: day {BUDGET}",
     "groups: {g: {budgets: {week: 0}}}": f"1: groups.g.budgets: week {BUDGET}",

@@ -27,7 +27,10 @@ from tests.whole.test_money_kills import kill_at_random
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread")
 
-AMPLE = {"day": 10**9, "week": 10**9, "month": 10**9, "total": 10**9, "requests": 10**6}
+AMPLE = {
+    **{"day": 10**9, "week": 10**9, "month": 10**9, "total": 10**9, "requests": 10**6},
+    **{"session": 10**9, "session_requests": 10**6},
+}
 SEEDS = int(os.environ.get("MONEY_SEEDS", "0"))
 SEED = int(os.environ.get("MONEY_SEED", random.randrange(1 << 32)))
 SOME = ("hold.after", "upstream.answered", "stream.event:2", "settle.before")
@@ -37,7 +40,7 @@ ADMITTED = 20
 @asynccontextmanager
 async def opened(folder: Path, auth: str, on_crash: str = "release") -> AsyncIterator[Books]:
     async with FakeUpstream(pace_s=0.002) as upstream:
-        books = Books(folder, upstream.base_url, on_crash, auth=auth)
+        books = Books(folder, upstream.base_url, on_crash, auth=auth, more="session_headers: [host]")
         try:
             await books.open()
             yield books
@@ -51,9 +54,9 @@ async def sums(books: Books) -> dict[str, int]:
 
 
 def check(counted: dict[str, int], charged: int, requests: int) -> None:
-    """Assert that each of the ten budgets counts what was charged, or as many requests."""
-    assert len(counted) == 10
-    assert {field: requests if field.startswith("R") else charged for field in counted} == counted
+    """Assert that each of the fourteen budgets counts what was charged, or as many requests."""
+    assert len(counted) == 2 * len(AMPLE)
+    assert {field: requests if field.startswith(("R", "Q")) else charged for field in counted} == counted
 
 
 @pytest.mark.parametrize("label", [*UNHELD, *(HELD if SEEDS else SOME), *CHARGED])

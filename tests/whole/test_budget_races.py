@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.domain.budgets import OF_REQUESTS, OF_SESSION
 from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.whole.budgeted import budgeted, used
@@ -25,11 +26,11 @@ async def upstream() -> AsyncIterator[GatedUpstream]:
 
 
 @pytest.mark.parametrize("owner", ["account", "token"])
-@pytest.mark.parametrize("kind", ["day", "week", "month", "total", "requests"])
+@pytest.mark.parametrize("kind", ["day", "week", "month", "total", "requests", "session", "session_requests"])
 async def test_exactly_twenty_requests_are_admitted(
     upstream: GatedUpstream, store_url: str, client: Client, tmp_path: Path, kind: str, owner: str
 ) -> None:
-    limit = ADMITTED if kind == "requests" else ADMITTED * FULL
+    limit = ADMITTED if kind in OF_REQUESTS else ADMITTED * FULL
     auth = budgeted(**{owner: {kind: limit}})
     async with AsyncExitStack() as stack:
         gateways = []
@@ -38,7 +39,7 @@ async def test_exactly_twenty_requests_are_admitted(
             folder.mkdir()
             (folder / "data").symlink_to(tmp_path, target_is_directory=True)
             chain = CHAIN.format(max_hold="").replace("use: auth", f"use: {auth}")
-            yaml = configuration(upstream.base_url, chain=chain)
+            yaml = configuration(upstream.base_url, chain=chain, more="session_headers: [host]")  # one session
             gateways.append(await stack.enter_async_context(running(yaml, folder, store_url)))
         statuses, _ = await race(gateways, upstream, 10 * CALLERS * FULL)
         assert statuses == {200: ADMITTED, 402: statuses.total() - ADMITTED}
@@ -52,6 +53,7 @@ async def test_exactly_twenty_requests_are_admitted(
             assert (refused.status, refused.headers["x-should-retry"]) == (402, "false")
             error = json.loads(refused.body)["error"]
             assert error["code"] == "budget_exceeded"
-            assert ("does not reset" if kind == "total" else "T00:00:00+00:00") in error["message"]
+            resets = {"total": "does not reset"} | dict.fromkeys(OF_SESSION, "an hour after the session's last request")
+            assert resets.get(kind, "T00:00:00+00:00") in error["message"]
         else:
             assert refused.status == 200, "another token has its own budget"

@@ -20,7 +20,7 @@ from gateway.chain.services import Store
 from gateway.config.schema import LARGEST_BUDGET, LARGEST_RATE, Config
 from gateway.domain.budgets import Calendar
 from gateway.domain.catalogue import Catalogue, matches
-from gateway.domain.facts import AccountLimits, Budgets, Caller
+from gateway.domain.facts import IN_MICROS, AccountLimits, Budgets, Caller
 from gateway.store.accounts import Account
 from gateway.store.tokens import Token
 
@@ -39,15 +39,20 @@ class GivenBudgets(
     msgspec.Struct,
     frozen=True,
     forbid_unknown_fields=True,
-    rename={"day": "day_micros", "week": "week_micros", "month": "month_micros", "total": "total_micros"},
+    rename=IN_MICROS,
 ):
-    """Budgets: amounts for each calendar day, week and month and in total, and requests a day. Null takes one away."""
+    """Budgets: amounts for each calendar day, week and month, in total and for each session; requests a day and in each session.
+
+    Null takes one away.
+    """
 
     day: Most = UNSET
     week: Most = UNSET
     month: Most = UNSET
     total: Most = UNSET
     requests: Most = UNSET
+    session: Most = UNSET
+    session_requests: Most = UNSET
 
     def applied(self, before: Budgets) -> Budgets:
         """Return the budgets after this change."""
@@ -80,11 +85,11 @@ def changes(
 class BudgetWindow(msgspec.Struct, frozen=True):
     """What is charged and held in the current window of a budget. It has micros, or for a budget of requests their numbers.
 
-    `ends_at`: when the window ends, in the configured time zone; null for a budget in total.
+    `ends_at`: when the window ends, in the configured time zone; null for a budget in total, or of a session.
     """
 
     of: Literal["account", "token"]
-    window: Literal["day", "week", "month", "total"]
+    window: Literal["day", "week", "month", "total", "session"]
     limit_micros: int | UnsetType = UNSET
     used_micros: int | UnsetType = UNSET
     left_micros: int | UnsetType = UNSET

@@ -26,7 +26,7 @@ LINES: Final = 25
 TOKENS: Final = 200
 LONGEST: Final = 10_000
 """Tokens whose spending is read."""
-WINDOWS: Final = ("day", "week", "month", "total")
+WINDOWS: Final = ("day", "week", "month", "total", "session")
 
 
 async def index(view: View, problem: str | None = None, status: int = 200) -> web.Response:
@@ -133,7 +133,7 @@ async def change(view: View) -> web.StreamResponse:
 
     async def work(form: Form) -> str:
         budgets = {f"{name}_micros": (form.micros(name) if form[name] else None) for name in WINDOWS}
-        budgets["requests"] = form.number("requests") if form["requests"] else None
+        budgets |= {name: form.number(name) if form[name] else None for name in ("requests", "session_requests")}
         limits = {name: (form.number(name) if form[name] else None) for name in AccountLimits.__struct_fields__}
         given = body(
             AccountChange,

@@ -46,7 +46,7 @@ local marks = marks_in(hold.marks)
 if marks then
   know(account, marks.fields)
   for index, field in ipairs(marks.fields) do
-    local limit = not field:find("R", 1, true) and limits[field]
+    local limit = not field:find("^[RQ]") and limits[field]
     if limit and account.ends[field] == marks.ends[index] and account.sums[field] + more > limit then
       return reply("BUDGET", field .. "E" .. marks.ends[index] .. " " .. digits(account.sums[field]))
     end

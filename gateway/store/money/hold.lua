@@ -17,7 +17,7 @@ end
 local budgets = (#ARGV - 8) / 3
 local fields = budgets > 0 and { unpack(ARGV, 9, 8 + budgets) } or nil
 for index = 9, 8 + budgets do
-  if not ARGV[index]:find("^[DWMTR][%l%d]*$") or #ARGV[index + 2 * budgets] % 14 ~= 13 then
+  if not ARGV[index]:find("^[DWMTRSQ][%l%d]*$") or #ARGV[index + 2 * budgets] % 14 ~= 13 then
     refuse("a budget has no such field, or the ends of its windows are not readable")
   end
   in_range(tonumber(ARGV[index + budgets]), 0, MOST, "a budget")
@@ -85,11 +85,26 @@ local function first_after(moment, windows)
 end
 
 -- A window counts until its end, also where the clock steps back by hours or the time zone changes. One that begins more than a day
--- from now is of a clock that was wrong.
-local marks = fields and { text = "", fields = fields, ends = {} }
+-- from now is of a clock that was wrong. That of a session ends thirty days after its first request, or when it is forgotten.
+local marks, used = fields and { text = "", fields = fields, ends = {} }, {}
+local function note_sessions()
+  for session in pairs(used) do
+    redis.call("ZADD", sessions, now, session)
+  end
+  if next(used) then
+    forget_sessions(now)
+  end
+end
 for index = 1, budgets do
   local field, windows = fields[index], ARGV[8 + 2 * budgets + index]
-  local ends, sum = account.ends[field], account.sums[field]
+  local ends, sum, session = account.ends[field], account.sums[field], field:match("^[SQ](.+)")
+  if session then
+    local last = redis.call("ZSCORE", sessions, session)
+    if not last or last + 3600000 <= now then
+      ends = ""
+    end
+    windows, used[session] = digits(now + 30 * DAY), true
+  end
   if ends == "" or ends + 0 <= now or ends ~= windows:sub(15, 27) and ends > (first_after(now + DAY, windows) or ends) then
     ends, sum = first_after(now, windows), 0
     if not ends then
@@ -98,8 +113,9 @@ for index = 1, budgets do
     account.ends[field], account.sums[field], account.counted[field] = ends, sum, true
   end
   local mark = field .. "E" .. ends
-  local added = field:find("R", 1, true) and 1 or amount
+  local added = field:find("^[RQ]") and 1 or amount
   if added > 0 and sum + added > ARGV[8 + budgets + index] + 0 then
+    note_sessions()
     return reply("BUDGET", mark .. " " .. digits(sum))
   end
   marks.text, marks.ends[index] = marks.text .. mark, ends
@@ -113,6 +129,7 @@ if account.holds == 0 or expiry < account.due then
 end
 account.held, account.holds = account.held + amount, account.holds + 1
 local text = marks and marks.text
+note_sessions()
 if marks then
   count(account, marks, amount, 1)
   fingerprint = fingerprint .. text

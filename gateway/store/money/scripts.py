@@ -33,7 +33,7 @@ class AccountKeys(NamedTuple):
     wallet: str
     """Hash: `numbers` (the balance, the sum and the number of holds, a time before which no lease ends); request id -> its hold,
     or how it was resolved and its charge; `trimmed`, the line of the ledger up to which ends were deleted; `archived`;
-    of each budget, such as `M` or `Dab12cd34`, when its window ends and its sum."""
+    of each budget, such as `M` or `Dab12cd34` or of a session `S` and its digest, when its window ends and its sum."""
     leases: str
     """Sorted set: the request ids of holds by the end of their lease."""
     ledger: str
@@ -42,6 +42,8 @@ class AccountKeys(NamedTuple):
     """Hash: transaction id -> amount."""
     stale: str
     """Hash: request id -> cost of a settlement that came too late to be charged."""
+    sessions: str
+    """Sorted set: the digests of sessions with a budget, by the time of their last request."""
 
 
 KEYS: Final = AccountKeys._fields

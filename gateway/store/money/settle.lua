@@ -10,7 +10,7 @@ if kind ~= "settle" and kind ~= "release" then
   refuse("the kind is neither settle nor release")
 end
 local answered, given = kind == "settle", marks_in(ARGV[6])
-if given and (given.text:gsub("[DWMTR][%l%d]*E%d%d%d%d%d%d%d%d%d%d%d%d%d", "") ~= "") then
+if given and (given.text:gsub("[DWMTRSQ][%l%d]*E%d%d%d%d%d%d%d%d%d%d%d%d%d", "") ~= "") then
   refuse("the marks are not readable")
 end
 
@@ -56,6 +56,9 @@ else
   for index, field in ipairs(marks and marks.fields or {}) do
     if account.ends[field] < marks.ends[index] then -- the first one of its window was lost as well
       account.ends[field], account.sums[field], account.counted[field] = marks.ends[index], 0, true
+      if field:find("^[SQ]") then
+        redis.call("ZADD", sessions, "NX", now, field:sub(2))
+      end
     end
   end
   finish(account, request_id, nil, "orphan", cost, marks, answered)
@@ -68,7 +71,7 @@ local reply = { request_id, result, charged }
 if marks then -- the budgets that the request counts in, and what is charged in each at least; -1 where the window is over
   reply[4] = marks.text
   for index, field in ipairs(marks.fields) do
-    local held = field:find("R", 1, true) and account.holds or account.held -- in other windows, too
+    local held = field:find("^[RQ]") and account.holds or account.held -- in other windows, too
     reply[index + 4] = account.ends[field] == marks.ends[index] and math.max(0, account.sums[field] - held) or -1
   end
 end

@@ -8,6 +8,7 @@ if not account then
 end
 local now = clock()
 trim(account, now, keep, skew)
+while forget_sessions(now) do end
 local over = expire(account, now, limit)
 if #over > 0 or #account.changed > 0 then
   save(account)

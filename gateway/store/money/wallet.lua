@@ -1,6 +1,6 @@
 -- What all wallet scripts share. Amounts are micros, times are milliseconds of the store's own clock.
 -- A script is atomic but is never rolled back: every argument and every stored number is checked before the first write.
-local account_key, wallet_key, leases, ledger, credits, stale = unpack(KEYS)
+local account_key, wallet_key, leases, ledger, credits, stale, sessions = unpack(KEYS)
 local MOST = 9007199254740991 -- 2^53 - 1: larger integers are not exact in a Lua number
 
 local function refuse(text)
@@ -39,7 +39,7 @@ end
 
 -- Marks are what a request counts in, such as DE1763856000000: of each budget the wallet's field, E, and the end of its window in
 -- milliseconds, 13 digits. A field is D, W, M, T or R (day, week, month, total, requests a day), and the token's id where the
--- budget is a token's. Returns nil where there are none.
+-- budget is a token's; or S or Q (money and requests of a session), and a digest of the session. Returns nil where there are none.
 local function marks_in(text)
   if not text or text == "" then
     return nil
@@ -107,7 +107,7 @@ end
 -- to the others. What was held in a window is settled in it; where it is over, there is nothing to correct.
 local function count(account, marks, amount, requests)
   for index, field in ipairs(marks.fields) do
-    local more = field:find("R", 1, true) and requests or amount
+    local more = field:find("^[RQ]") and requests or amount
     if more ~= 0 and account.ends[field] == marks.ends[index] then
       local sum = account.sums[field] + more
       account.sums[field] = sum < 0 and 0 or sum > MOST and MOST or sum
@@ -161,7 +161,7 @@ end
 
 -- The marks of the budgets that a line of the ledger is charged in: those of requests only where the request was answered.
 local function charged_in(marks, answered)
-  return answered and marks.text or (marks.text:gsub("R[%l%d]*E%d+", ""))
+  return answered and marks.text or (marks.text:gsub("[RQ][%l%d]*E%d+", ""))
 end
 
 -- The requests that these lines of the ledger resolve.
@@ -174,6 +174,20 @@ local function resolved_by(lines)
     end
   end
   return request_ids
+end
+
+-- Forgets the sessions whose last request is an hour old, 16 at most; else the oldest of more than a thousand.
+local function forget_sessions(now)
+  local old = redis.call("ZRANGEBYSCORE", sessions, "-inf", now - 3600000, "LIMIT", 0, 16)
+  local more = redis.call("ZCARD", sessions) - 1000
+  if #old == 0 and more > 0 then
+    old = redis.call("ZRANGE", sessions, 0, math.min(more, 16) - 1)
+  end
+  for _, session in ipairs(old) do
+    redis.call("HDEL", wallet_key, "S" .. session, "Q" .. session)
+    redis.call("ZREM", sessions, session)
+  end
+  return #old > 0
 end
 
 -- Deletes the ends of requests whose id is no longer accepted. They are kept for two skews longer: one for the clock that

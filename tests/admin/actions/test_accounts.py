@@ -228,7 +228,15 @@ async def test_an_external_id_has_one_line(local_client: LocalClient, external_i
 
 
 async def test_changes_of_different_budgets_and_limits_at_once_are_all_done(local_client: LocalClient) -> None:
-    budgets = ("day_micros", "week_micros", "month_micros", "total_micros", "requests")
+    budgets = (
+        "day_micros",
+        "week_micros",
+        "month_micros",
+        "total_micros",
+        "requests",
+        "session_micros",
+        "session_requests",
+    )
     limits = ("requests_per_minute", "tokens_per_minute", "concurrent")
     names = [*(("budgets", name) for name in budgets), *(("limits", name) for name in limits)]
     await created(local_client, "alice")
