@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -38,3 +39,15 @@ def network(text: str) -> Network:
         raise ValueError("a network has no zone")
     mapped = getattr(first, "ipv4_mapped", None)
     return parsed if mapped is None or parsed.prefixlen < 96 else IPv4Network((mapped, parsed.prefixlen - 96))
+
+
+def check_proxies(proxies: Sequence[str], setting: str = "trusted_proxies") -> None:
+    """Raise `ValueError` for what is no address and no network, and for a network of every address."""
+    for index, proxy in enumerate(proxies):
+        name = f"{setting}[{index}]"
+        try:
+            trusted = network(proxy)
+        except ValueError:
+            raise ValueError(f"{name} must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8") from None
+        if not trusted.prefixlen:
+            raise ValueError(f"{name} is every address: callers could choose theirs; name the proxies alone")

@@ -43,15 +43,16 @@ async def link(
     names = names_in(scopes)
     if unknown := sorted(set(names) - set(SCOPES)):
         raise typer.BadParameter(f"there is no scope `{unknown[0]}`; there are {', '.join(SCOPES)}")
-    from gateway.admin.actions.links import address_of
+    from gateway.admin.actions.links import ENTER
 
-    address = at.api or address_of_pages(address_of(at.config))
-    print_link(await at.do("links.create", name=name, scopes=tuple(map(Scope, names)) or None), address, at.as_json)
+    if at.api is None and at.config.admin is None:
+        raise Misconfigured("the file has `admin: null`, so that there are no pages")
+    made = await at.do("links.create", name=name, scopes=tuple(map(Scope, names)) or None)
+    print_link(made, f"{at.api.rstrip('/')}{ENTER}{made.url.partition(ENTER)[2]}" if at.api else made.url, at.as_json)
 
 
-def print_link(made: Link, address: str, as_json: bool) -> None:
-    """Print a link at an address, for people or for scripts."""
-    url = f"{address.rstrip('/')}{made.path}"
+def print_link(made: Link, url: str, as_json: bool) -> None:
+    """Print the address of a link, for people or for scripts."""
     if as_json:
         print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
@@ -59,28 +60,17 @@ def print_link(made: Link, address: str, as_json: bool) -> None:
         typer.echo(f"It lets one person in, once, until {made.expires_at[11:16]} UTC.", err=True)
 
 
-def address_of_pages(address: str | None) -> str:
-    """Return the address of a port's pages in a browser on this machine. Raises `Misconfigured` where there is no such port."""
-    from gateway.admin.actions.links import base
-
-    if address is None:
-        raise Misconfigured("the file has `admin: null`, so that there are no pages")
-    return base(address)
-
-
 async def account_link(at: At, account_id: IdArgument) -> None:
     """Print an address that lets a caller in at the pages of its own account, once, within ten minutes.
 
     They show its use, its requests, its budgets and its ledger, and make and delete its tokens. The caller stays in for twelve
     hours, until it leaves, or until the token that the link was made with is revoked or changed. The address is that of `portal:`
-    in the file, or else of the operator's port, or of `--api`.
+    in the gateway's file, or else of the operator's port.
 
     Example: `gateway account link alice`
     """
     made = await at.do("links.own", await at.account(account_id))
-    from gateway.admin.actions.links import address_of
-
-    print_link(made, at.api or address_of_pages(at.config.portal or address_of(at.config)), at.as_json)
+    print_link(made, made.url, at.as_json)
 
 
 TOKEN_COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from gateway.base.addresses import network
+from gateway.base.addresses import check_proxies
 from gateway.chat.fields import MAY_ALLOW
 from gateway.chat.prompt import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
 from gateway.chat.request import AUTO_TIER, DEFAULT_TIER
@@ -56,7 +56,6 @@ LARGEST_BUDGET_AMOUNT: Final = LARGEST_BUDGET // 1_000_000
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_RATE)]
 
 LARGEST: Final = 1_000_000_000
-
 AlertKind = Literal["budget", "low_balance", "channel", "credential", "store"]
 
 ANYONE: Final = "*"
@@ -77,7 +76,6 @@ SCOPES: Final = ("read", "accounts", "tokens", "money", "channels", "admin")
 ORIGIN: Final = re.compile(r"https?://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 DEFAULT_PORT: Final = re.compile(r"http://.*:80|https://.*:443")
 EVERY: Final = "`*` would let every page on the web send tokens here: name each origin, as in https://app.example"
-
 
 SESSION_HEADERS: Final = ("session-id", "x-claude-code-session-id")
 """By what Codex and Claude Code name a session."""
@@ -221,6 +219,20 @@ class UsageSettings(Section, frozen=True):
             )
 
 
+class PortalSettings(Section, frozen=True):
+    """The callers' pages on a port of their own, the addresses of it and of the gateway, and what who cannot enter is told."""
+
+    listen: HostPort = "127.0.0.1:9091"
+    url: str = ""
+    base_url: str = ""
+    help: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text in (("url", self.url), ("base_url", self.base_url)):
+            if text and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*[^\s?#/])?", text):
+                raise ValueError(f"{name} must be like https://my.example.com, without a slash at the end")
+
+
 class Demo(Section, frozen=True):
     """What `make serve` adds: a demo upstream, and an account with a token and a first credit."""
 
@@ -249,18 +261,6 @@ def check_origins(origins: Iterable[str]) -> None:
             raise ValueError(f"cors_origins: browsers send `{bare}`, not `{origin}`; write it like this")
 
 
-def check_proxies(proxies: Sequence[str], setting: str = "trusted_proxies") -> None:
-    """Raise `ValueError` for what is no address and no network, and for a network of every address."""
-    for index, proxy in enumerate(proxies):
-        name = f"{setting}[{index}]"
-        try:
-            trusted = network(proxy)
-        except ValueError:
-            raise ValueError(f"{name} must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8") from None
-        if not trusted.prefixlen:
-            raise ValueError(f"{name} is every address: callers could choose theirs; name the proxies alone")
-
-
 class Config(Section, frozen=True):
     """The whole file."""
 
@@ -269,7 +269,7 @@ class Config(Section, frozen=True):
     listen: HostPort = "127.0.0.1:8080"
     admin: HostPort | None = "127.0.0.1:9090"
     admin_sso: AdminSso | None = None
-    portal: HostPort | None = None
+    portal: PortalSettings | None = None
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -474,12 +474,13 @@ def _check_references(config: Config, parsed: Document) -> None:
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
             )
         labels.add(entry.label)
-    ports = (("listen", config.listen), ("admin", config.admin), ("portal", config.portal))
+    portal = None if config.portal is None else config.portal.listen
+    ports = ((("listen",), config.listen), (("admin",), config.admin), (("portal", "listen"), portal))
     checks: list[tuple[KeyPath, Callable[[str], object], str]] = [
         (("time_zone",), time_zone, config.time_zone),
-        *(((name,), host_port, address) for name, address in ports if address is not None),
+        *((key_path, host_port, address) for key_path, address in ports if address is not None),
     ]
-    if config.portal is not None and config.admin is None:
+    if portal is not None and config.admin is None:
         raise parsed.wrong(("portal",), "needs the operator's port: set `admin:`, too")
     if config.demo is not None:
         checks.append((("demo", "upstream"), host_port, config.demo.upstream))

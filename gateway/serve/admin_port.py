@@ -54,7 +54,7 @@ async def run_portal(active: ActiveConfig, handover: Handover, url: str, stop: a
     config = active.loaded.config
     async with Store.open(config, url) as store, _clients(active, handover, store) as client_of:
         pages = Pages(client_of, AdminToken(config), {}, operators=False)
-        await port.run(Portal(pages), str(config.portal), stop, "portal")
+        await port.run(Portal(pages), config.portal.listen if config.portal else "", stop, "portal")
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ async def opened(store: Store, loaded: Loaded, settings: Demo) -> Opened:
         links.token_of(config)
         actor = Actor("start of the demo")
         made = await links.create(LocalClient(loaded, store, actor), body=links.NewLink(name="demo"))
-        link = f"{links.base(config.admin)}{made.path}"
+        link = made.url or ""
     return Opened(settings.account, token, link)
 
 

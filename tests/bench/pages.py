@@ -70,7 +70,7 @@ async def measure(folder: Path, url: str) -> None:
         port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
         base = f"http://127.0.0.1:{port}"
         client = await stack.enter_async_context(ClientSession(cookie_jar=CookieJar(unsafe=True)))
-        ticket = (await links.create(local_client, body=links.NewLink())).path or ""
+        ticket = (await links.create(local_client, body=links.NewLink())).url or ""
         form = {"ticket": ticket.partition("ticket=")[2]}
         async with client.post(f"{base}/enter", data=form, headers={"Origin": base}) as response:
             assert response.status == 200

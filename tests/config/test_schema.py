@@ -36,6 +36,7 @@ from gateway.config.schema import (
     Model,
     PluginEntry,
     Port,
+    PortalSettings,
     Serving,
     StoreSettings,
     Tier,
@@ -381,6 +382,7 @@ def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None
 PLACES: dict[type[Section], tuple[str | int, ...]] = {
     Config: (),
     AdminSso: ("admin_sso",),
+    PortalSettings: ("portal",),
     Port: ("port",),
     Tls: ("tls",),
     StoreSettings: ("store",),

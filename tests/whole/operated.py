@@ -25,7 +25,7 @@ DAYS: Final = 28
 CONFIG: Final = """\
 listen: 127.0.0.1:{port}
 admin: 127.0.0.1:{admin}
-portal: 127.0.0.1:{portal}
+portal: {{listen: '127.0.0.1:{portal}'}}
 workers: 1
 store: {{timeout: {timeout}}}
 channels:
@@ -77,11 +77,11 @@ class Operated:
 
     async def link(self) -> str:
         """Return the address that lets an operator in, once."""
-        return self.admin + str((await self.call("POST", "/links", name="alice"))["path"])
+        return str((await self.call("POST", "/links", name="alice"))["url"])
 
     async def own_link(self, account: str) -> str:
         """Return the address that lets a caller in, once."""
-        return self.portal + str((await self.call("POST", f"/accounts/{account}/links"))["path"])
+        return str((await self.call("POST", f"/accounts/{account}/links"))["url"])
 
     async def account(self, name: str, *, credit: int = 5_000_000, **fields: object) -> str:
         """Make an account with a balance in micros, and return a token of it."""

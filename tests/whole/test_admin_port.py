@@ -75,7 +75,7 @@ async def test_it_streams_what_is_served_and_is_started_again_when_it_dies(tmp_p
 
 async def test_the_callers_port_has_a_process_of_its_own_which_is_started_again(tmp_path: Path) -> None:
     admin, portal = free_port(), free_port()
-    file = demo_in(tmp_path, admin=f"127.0.0.1:{admin}", portal=f"127.0.0.1:{portal}")
+    file = demo_in(tmp_path, admin=f"127.0.0.1:{admin}", portal=f"{{listen: '127.0.0.1:{portal}'}}")
     async with serving(file) as served, following(tmp_path, admin) as live:
         await answers(f"http://127.0.0.1:{portal}/healthz")
         family = list(children(served.pid))

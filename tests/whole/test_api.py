@@ -74,7 +74,7 @@ async def test_each_call_of_the_document_does_what_it_says(tmp_path: Path) -> No
         assert answers["$BASE/tokens/$NEW"]["name"] == "old laptop"
         assert answers["$BASE/channels/demo/disable"]["disabling"]["reason"] == "maintenance"
         assert answers['"$BASE/usage/export.csv?account=demo"'].startswith("id,arrived_at,")
-        assert answers["$BASE/accounts/alice/links"]["path"].startswith("/enter?ticket=")
+        assert answers["$BASE/accounts/alice/links"]["url"].startswith("http://127.0.0.1:")
         changes = {entry["operation"] for entry in answers['"$BASE/audit?target=alice"']["data"]}
         assert changes >= {"accounts.create", "accounts.change", "money.credit", "tokens.create", "tokens.rotate"}
         code, said, _ = await gateway("verify", "--config", str(file), cwd=tmp_path)

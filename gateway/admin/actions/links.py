@@ -50,9 +50,12 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, and until when it lets somebody in. In a repeated answer, the path is null."""
+    """A link: its address, and until when it lets somebody in. In a repeated answer, the address is null.
 
-    path: str | None
+    It is at `portal.url` for callers where the file has that, else at what the port listens on.
+    """
+
+    url: str | None
     expires_at: str
     name: str
     scopes: tuple[Scope, ...]
@@ -76,9 +79,9 @@ class Ticket(msgspec.Struct, frozen=True):
     maker: str = ""
 
 
-@action("POST", "/links", Scope.READ, status=201, shown_once="path", most_a_minute=MOST_A_MINUTE)
+@action("POST", "/links", Scope.READ, status=201, shown_once="url", most_a_minute=MOST_A_MINUTE)
 async def create(client: LocalClient, body: NewLink) -> Link:
-    """Make a link that lets one person in at the pages, once, within ten minutes. Its path cannot be shown again.
+    """Make a link that lets one person in at the pages, once, within ten minutes. It cannot be shown again.
 
     Who enters may do what the maker may do, or what `scopes` leave of that. All of it ends with the token that made the link. 429
     for more than 30 in a minute.
@@ -90,11 +93,11 @@ async def create(client: LocalClient, body: NewLink) -> Link:
     return await _make(client, body.name, tuple(sorted(set(body.scopes or client.actor.scopes))))
 
 
-@action("POST", "/accounts/{account}/links", Scope.TOKENS, status=201, shown_once="path")
+@action("POST", "/accounts/{account}/links", Scope.TOKENS, status=201, shown_once="url")
 async def own(client: LocalClient, account: str) -> Link:
     """Make a link that lets a caller in at the pages of its own account, once, within ten minutes.
 
-    Its path cannot be shown again. The caller sees its use, its requests, its budgets and its ledger there, and makes and deletes
+    It cannot be shown again. The caller sees its use, its requests, its budgets and its ledger there, and makes and deletes
     its own tokens. All of it ends with the token that made the link.
     """
     await existing(client, account)
@@ -108,7 +111,9 @@ async def _make(client: LocalClient, name: str, scopes: tuple[Scope, ...], accou
     await client.store.client.call("SET", _key(text), msgspec.json.encode(ticket), "EX", GOOD_FOR_S)
     expires_at = utc(round((time.time() + GOOD_FOR_S) * 1000))
     client.change.after = {"name": name, "scopes": scopes, "expires_at": expires_at}
-    return Link(f"{ENTER}?ticket={text}", expires_at, name, scopes)
+    portal = client.config.portal if account else None
+    where = base(address_of(client.config) or "") if portal is None else portal.url or base(portal.listen)
+    return Link(f"{where}{ENTER}?ticket={text}", expires_at, name, scopes)
 
 
 async def ticket_of(client: Client, text: str) -> Ticket | None:

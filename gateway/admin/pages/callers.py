@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from aiohttp import web
 
 from gateway.admin.actions import accounts, money, own, tokens
+from gateway.admin.actions.links import base
 from gateway.admin.actions.money import LedgerLines
 from gateway.admin.actions.tokens import TokenList
 from gateway.admin.pages.login import OWN
@@ -24,12 +25,18 @@ from gateway.admin.pages.view import Form, Page, View, body, plot_of
 from gateway.base.errors import Refused
 from gateway.base.ids import check_time
 from gateway.base.leaky_buckets import LeakyBuckets
+from gateway.config.schema import PortalSettings
+from gateway.domain.catalogue import Catalogue
+from gateway.domain.facts import Caller
 
 DAYS: Final = 30
 LISTED: Final = 50
 LINES: Final = 25
 MOST_TOKENS: Final = 100
 """Tokens of an account with which a caller may make no more."""
+EXAMPLE: Final = """\
+curl -N {base_url}/chat/completions -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' \\
+  -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 MOST_AT_ONCE: Final = 4
@@ -45,6 +52,14 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
     account = await accounts.read(view.client, name)
     held = await tokens.list_(view.client, name, query=TokenList(limit=MOST_TOKENS))
     used = await own.usage(view.client, name, DAYS)
+    config, catalogue = view.client.config, Catalogue(view.client.config)
+    caller = Caller(name, "", account.group, account_models=account.models or None)
+    models = [
+        (model, catalogue.price(catalogue.aliases.get(model, model), account.group))
+        for model in catalogue.visible(caller)
+    ]
+    portal = config.portal or PortalSettings()
+    base_url = portal.base_url or f"{base(config.listen)}/v1"
     return view.page(
         "my_account.html",
         status,
@@ -57,6 +72,10 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
         tokens=held,
         spent={line["token_id"]: line["charge_micros"] for line in used.tokens},
         names={each.id: each.name for each in held.data},
+        models=models,
+        ratio=models[0][1].ratio if models and models[0][1] else 1,
+        base_url=base_url,
+        example=EXAMPLE.format(base_url=base_url, model=models[0][0]) if models else "",
         form=view.form if opened else Form({}),
         problem=problem,
         opened=opened,

@@ -1,8 +1,10 @@
 """Login: the session that a one-time link began, or the header of a proxy that is trusted, says who looks at the pages.
 
+A caller may also sign in with a token of its own, to look, and to disable that token: a leaked one must not make others.
+
 A session ends twelve hours after it began, at leaving, and with the token that made its link: a management token that was revoked
-or has expired, or an admin token that was changed. It is in the store under a digest of the cookie, so that nobody enters with
-what is read there.
+or has expired, or an admin token that was changed; or with the caller's own. It is in the store under a digest of the cookie, so
+that nobody enters with what is read there.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from gateway.admin.actions.links import Ticket, proof_of, redeem, ticket_of
 from gateway.admin.actions.management_tokens import ManagementTokens, is_accepted
 from gateway.base.addresses import address_of, network
 from gateway.base.errors import Refused
+from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.chain.services import Store
 from gateway.config.schema import AdminSso, Config
+from gateway.server.trusted_proxies import TrustedProxies
 from gateway.store.client.client import Client
+from gateway.store.tokens import invalid_token
 
 LONGEST_NAME: Final = 128
 OWN: Final = "/my"
@@ -35,6 +40,10 @@ OWN_SCOPES: Final = frozenset((Scope.READ, Scope.TOKENS))
 """What the actions of a caller's pages need. The pages name its account alone."""
 ELSEWHERE: Final = "This link is for operators, and this address for callers: open it at the operator's port."
 TOO_LATE: Final = "This link was used before, or is older than ten minutes, or its maker may no longer make any."
+
+INSECURE: Final = "A token is taken over TLS alone, which the proxy in front says, or from this machine."
+MOST_WRONG: Final = 10
+"""Wrong tokens in a minute from one address that are answered by 401; more get 429."""
 
 LONGEST_S: Final = 12 * 3600
 """The life of a session, from entering on. Nothing makes it longer."""
@@ -54,6 +63,8 @@ class User(msgspec.Struct, frozen=True):
     name: str
     account: str = ""
     by_header: bool = False
+    token: str = ""
+    """The id of the token of its own that a caller has signed in with: then it only looks."""
 
 
 class Login:
@@ -67,6 +78,8 @@ class Login:
         Without `operators`, only callers are let in.
         """
         self._operators = operators
+        self._store = store
+        self._wrong = LeakyBuckets(MOST_WRONG)
         self._client = store.client
         self._tokens = ManagementTokens(store.client)
         self._config = config
@@ -98,6 +111,37 @@ class Login:
         await self._begin(request, identity, ticket, proof)
         return OWN if ticket.account else "/"
 
+    async def sign_in(self, request: web.Request, text: str) -> str:
+        """Begin a session with the text of a caller's own token, and return the path that it leads to.
+
+        Raises `Refused` (401, 403, 429), and `StoreAway`.
+        """
+        if not self.takes_tokens(request):
+            raise Refused(403, "sign_on_refused", INSECURE)
+        peer = self._caller_of(request)
+        try:
+            known = await self._store.tokens.authenticate(text)
+            if known.token.addresses and not _is_in(peer, known.token.addresses):
+                raise invalid_token()
+        except Refused as refused:
+            if wait_s := self._wrong.add(peer):
+                words = "Too many wrong tokens came from your address: wait, then try again."
+                raise Refused(429, "rate_limited", words, retry_after_s=wait_s) from None
+            raise Refused(401, refused.code, "This token is not accepted here.") from None
+        identity = new_identity()
+        ticket = Ticket(known.account.id, (), "", "", known.account.id)
+        await self._begin(request, identity, ticket, proof_of(identity, self._admin_token()), known.token.id)
+        return OWN
+
+    def takes_tokens(self, request: web.Request) -> bool:
+        """Return whether a caller may sign in with a token: at its own port, where nobody between can read the token."""
+        peer = address_of(request.remote or "")
+        here = peer is not None and peer.is_loopback and "X-Forwarded-For" not in request.headers
+        return not self._operators and (here or self._came_by_tls(request))
+
+    def _caller_of(self, request: web.Request) -> str:
+        return TrustedProxies(self._config().port.trusted_proxies).caller_of(request.remote or "", request.headers)
+
     async def leave(self, request: web.Request) -> None:
         """End the session."""
         (await get_session(request)).invalidate()
@@ -108,10 +152,17 @@ class Login:
         return sso is not None and _is_in(request.remote or "", sso.from_)
 
     def is_secure(self, request: web.Request) -> bool:
-        """Return whether a request came by TLS, as far as a trusted proxy says so."""
-        return request.secure or (self.is_trusted(request) and request.headers.get("X-Forwarded-Proto") == "https")
+        """Return whether a request came by TLS, as far as the file or a trusted proxy says so."""
+        portal = None if self._operators else self._config().portal
+        return self._came_by_tls(request) or (portal is not None and portal.url.startswith("https:"))
 
-    async def _begin(self, request: web.Request, identity: str, ticket: Ticket, proof: str) -> None:
+    def _came_by_tls(self, request: web.Request) -> bool:
+        trusted = self.is_trusted(request) or _is_in(request.remote or "", self._config().port.trusted_proxies)
+        return request.secure or (trusted and request.headers.get("X-Forwarded-Proto") == "https")
+
+    async def _begin(
+        self, request: web.Request, identity: str, ticket: Ticket, proof: str, own_token: str = ""
+    ) -> None:
         session = await new_session(request)
         session.set_new_identity(identity)
         session.update(
@@ -123,6 +174,7 @@ class Login:
             until=time.time() + LONGEST_S,
             form=secrets.token_urlsafe(24),
             account=ticket.account,
+            own_token=own_token,
         )
 
     async def _of_session(self, session: Session) -> User | None:
@@ -132,8 +184,14 @@ class Login:
             session.invalidate()
             return None
         if account := session.get("account", ""):
-            actor = Actor(f"page of account {account}", OWN_SCOPES, session["token"], account)
-            return User(actor, session["form"], f"account {account}", account)
+            if (own := session.get("own_token", "")) and not await self._is_accepted(own):
+                session.invalidate()
+                return None
+            scopes = {Scope.READ} if own else OWN_SCOPES
+            actor = Actor(
+                f"page of account {account}{f' by token {own}' if own else ''}", scopes, session["token"], account
+            )
+            return User(actor, session["form"], f"account {account}", account, token=own)
         maker, name = session.get("maker", ""), session["name"]
         # The maker first, who cannot be invented: a link has any name.
         actor = Actor(
@@ -142,6 +200,13 @@ class Login:
             session["token"],
         )
         return User(actor, session["form"], name or maker)
+
+    async def _is_accepted(self, token: str) -> bool:
+        try:
+            await self._store.tokens.look(token.rpartition("-")[0], token)
+        except Refused:
+            return False
+        return True
 
     async def _is_good(self, secret: str, token_id: str, proof: str) -> bool:
         """Return whether the token that made a link or a session is still accepted."""

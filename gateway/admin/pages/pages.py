@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import nullcontext
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -143,7 +143,7 @@ class Pages:
         async def handle(request: web.Request) -> web.StreamResponse:
             user = await self._login.user(request)
             if user is None:
-                return render(request, "signed_out.html", context_of(request), 401)
+                return self._signed_out(request)
             request[ACTOR], request[USER] = user.actor, user
             if own != bool(user.account):
                 raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
@@ -173,11 +173,21 @@ class Pages:
         """Show the form that sends a ticket: a program that only follows links uses none up."""
         ticket = request.query.get("ticket", "")
         if not ticket:
-            return render(request, "signed_out.html", context_of(request), 401)
+            return self._signed_out(request)
         return render(request, "enter.html", context_of(request) | {"ticket": ticket})
+
+    def _signed_out(
+        self, request: web.Request, template: str = "signed_out.html", status: int = 401, **more: Any
+    ) -> web.Response:
+        """Return a page for somebody who has not entered: at the portal with what the operator tells callers."""
+        portal = None if self._operators else self._client_of(NOBODY, "").config.portal
+        context = {"portal": portal, "takes_tokens": self._login.takes_tokens(request)} | more
+        return render(request, template, context_of(request) | context, status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         form = await view.read(request)
+        if text := form["token"]:
+            raise web.HTTPSeeOther(await self._login.sign_in(request, text))
         raise web.HTTPSeeOther(await self._login.enter(request, form["ticket"]))
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
@@ -186,7 +196,7 @@ class Pages:
         if user is not None:
             view.check_proof(form, user.form)
             await self._login.leave(request)
-        return render(request, "left.html", context_of(request) | {"by_header": bool(user and user.by_header)})
+        return self._signed_out(request, "left.html", 200, by_header=bool(user and user.by_header))
 
     def _problem(self, request: web.Request, error: Exception) -> web.Response:
         """Return an error as a page."""
@@ -195,7 +205,7 @@ class Pages:
         else:
             log.error("page_failed", exc_info=error)
             shown = internal()
-        response = render(request, "problem.html", context_of(request) | {"error": shown}, shown.status)
+        response = self._signed_out(request, "problem.html", shown.status, error=shown)
         if shown.status == 429:
             response.headers.update(headers_of(shown))
         return response

@@ -7,14 +7,16 @@ import time
 from collections.abc import Awaitable
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
 from gateway.admin.actions import accounts, tokens
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.tokens import MadeToken, NewToken, Rotation, TokenList
 from gateway.admin.pages import accounts as account_pages
 from gateway.admin.pages import callers
 from gateway.admin.pages.accounts import account_in, check_sure, names_in, problem_of
-from gateway.admin.pages.login import OWN
+from gateway.admin.pages.login import OWN, OWN_SCOPES
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError, Refused
 from gateway.store.accounts import AccountStatus
@@ -55,6 +57,15 @@ async def rotate(view: View) -> web.StreamResponse:
 async def disable(view: View) -> web.StreamResponse:
     """Refuse requests with a token."""
     return await _attempt(view, "tokens", tokens.disable(view.client, _token_in(view)), "token-disabled")
+
+
+async def disable_own(view: View) -> web.StreamResponse:
+    """Refuse requests with the token that a caller has signed in with, which ends the session."""
+    if not view.user.token:
+        raise _unknown()
+    client, actor = view.client, msgspec.structs.replace(view.user.actor, scopes=OWN_SCOPES)
+    await tokens.disable(LocalClient(client.loaded, client.store, actor, client.key), view.user.token)
+    return view.go(OWN)
 
 
 async def enable(view: View) -> web.StreamResponse:
@@ -131,6 +142,7 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("POST", "/accounts/{account}/tokens/{token}/delete", delete),
 )
 OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
+    ("POST", f"{OWN}/disable", disable_own),
     ("POST", f"{OWN}/tokens", create),
     ("POST", f"{OWN}/tokens/{{token}}/rotate", rotate),
     ("POST", f"{OWN}/tokens/{{token}}/delete", delete),

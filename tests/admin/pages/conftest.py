@@ -69,7 +69,7 @@ class House:
     async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
         """Make a link and return its ticket."""
         made = await links.create(self.local_client(actor), body=NewLink(name="alice", scopes=scopes or None))
-        return str(made.path).partition("ticket=")[2]
+        return str(made.url).partition("ticket=")[2]
 
     async def browser(self, *scopes: Scope, actor: Actor | None = None) -> PlainBrowser:
         """Return a browser that has entered, with all scopes unless some are named."""
@@ -88,6 +88,8 @@ class PlainBrowser:
         self.proof = ""
         self.once = ""
         self.headers: dict[str, str] = {}
+        self.sends: dict[str, str] = {}
+        """Headers of forms, as a proxy adds them."""
 
     async def get(self, path: str, **headers: str) -> tuple[int, str]:
         """Look at a page."""
@@ -102,7 +104,7 @@ class PlainBrowser:
     ) -> tuple[int, str]:
         """Send a form as the page that was looked at last would."""
         fields = {"form": self.proof if proof is None else proof, **fields}
-        headers = {"Origin": self.origin if origin is None else origin}
+        headers = {"Origin": self.origin if origin is None else origin, **self.sends}
         async with self.client.post(path, data=fields, headers=headers, allow_redirects=False) as response:
             text = await response.text()
             self.headers = dict(response.headers)

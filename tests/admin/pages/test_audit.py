@@ -37,7 +37,7 @@ async def test_what_callers_change_is_listed_apart(house: House) -> None:
     await browser.post("/accounts", id="alice", group="default")
     alice = PlainBrowser(await house.client_of())
     link = await links.own(house.local_client(), "alice")
-    await alice.post("/enter", ticket=str(link.path).partition("ticket=")[2])
+    await alice.post("/enter", ticket=str(link.url).partition("ticket=")[2])
     await alice.get("/my")
     assert (await alice.post("/my/tokens", name="phone", once=alice.once))[0] == 201
     for query, shown in (("", (True, True)), ("?by=callers", (True, False)), ("?by=operators", (False, True))):
@@ -51,7 +51,7 @@ async def test_a_name_of_a_link_never_stands_for_who_made_it(house: House, name:
     maker = Actor("token 1a2b3c shop", frozenset({Scope.READ, Scope.ACCOUNTS}))
     made = await links.create(house.local_client(maker), body=NewLink(name=name))
     browser = PlainBrowser(await house.client_of())
-    assert await browser.enter(str(made.path).partition("ticket=")[2]) == 303
+    assert await browser.enter(str(made.url).partition("ticket=")[2]) == 303
     await browser.post("/accounts", id="alice", group="default")
     lines = (await audit.list_(house.local_client(), query=AuditLines())).data
     assert [line.actor for line in lines] == [f"page by link of token 1a2b3c shop for {name}", "token 1a2b3c shop"]

@@ -154,7 +154,7 @@ async def test_a_caller_hears_no_words_for_operators(house: House) -> None:
     await accounts.create(house.local_client(), body=NewAccount("alice"))
     link = await links.own(house.local_client(), "alice")
     caller = PlainBrowser(await house.client_of())
-    await caller.post("/enter", ticket=str(link.path).partition("ticket=")[2])
+    await caller.post("/enter", ticket=str(link.url).partition("ticket=")[2])
     await caller.get("/my")
     status, text = await caller.post("/my/tokens/00000000/delete", sure="yes")
     assert (status, "There is no such token." in text, "gateway token" in text) == (404, True, False)

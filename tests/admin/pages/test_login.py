@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 from aiohttp import CookieJar
 from pytest_aiohttp import AiohttpClient
 
-from gateway.admin.actions import accounts, links, management_tokens
+from gateway.admin.actions import accounts, links, management_tokens, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.links import AdminToken
 from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.actions.tokens import NewToken, TokenList
 from gateway.admin.http.portal import Portal
 from gateway.admin.pages.pages import Pages
 from gateway.base.errors import Refused
@@ -49,7 +51,7 @@ async def test_a_port_for_callers_lets_no_operator_in_and_leaves_the_link_good(
     assert await PlainBrowser(await house.client_of()).enter(ticket) == 303
     await accounts.create(house.local_client(), body=NewAccount("alice"))
     link = await links.own(house.local_client(), "alice")
-    assert (await browser.post("/enter", ticket=str(link.path).partition("ticket=")[2]))[0] == 303
+    assert (await browser.post("/enter", ticket=str(link.url).partition("ticket=")[2]))[0] == 303
     assert (await browser.get("/my"))[0] == 200
 
 
@@ -240,3 +242,76 @@ async def test_a_token_makes_only_so_many_links_and_those_refused_leave_no_lines
             lines += 2
     assert await house.store.client.call("XLEN", "gw:{audit}:lines") == lines
     await links.create(house.local_client(), body=links.NewLink())
+
+
+PORTAL = "portal: {listen: '127.0.0.1:0', url: %s, base_url: 'https://api.example.com/v1', help: 'Ask support@example.com.'}\n"
+PROXY = "port: {trusted_proxies: [127.0.0.1]}\n"
+
+
+@pytest.fixture
+async def portal(house: House, aiohttp_client: AiohttpClient) -> PlainBrowser:
+    """Somebody at the portal who has not entered, and an account with a token."""
+    house.loaded = house.configured(PORTAL % "'http://127.0.0.1:9091'" + PROXY)
+    await accounts.create(house.local_client(), body=NewAccount("alice"))
+    pages = Pages(house.local_client, AdminToken(house.loaded.config), {}, operators=False)
+    return PlainBrowser(await aiohttp_client(Portal(pages).application(), cookie_jar=CookieJar(unsafe=True)))
+
+
+async def token_of(house: House, **given: object) -> tokens.MadeToken:
+    return await tokens.create(house.local_client(), "alice", body=msgspec.convert(given, NewToken))
+
+
+async def test_a_caller_signs_in_with_its_own_token_to_look_and_to_disable_it(
+    house: House, portal: PlainBrowser
+) -> None:
+    made, other = await token_of(house), await token_of(house)
+    status, text = await portal.get("/my")
+    assert (status, "Ask support@example.com." in text, "gateway admin link" in text) == (401, True, False)
+    assert (await portal.post("/enter", token=str(made.token)))[0] == 303
+    status, text = await portal.get("/my")
+    assert (status, "https://api.example.com/v1" in text, "New token" in text) == (200, True, False)
+    for path in ("/my/tokens", f"/my/tokens/{other.id[-8:]}/delete", f"/my/tokens/{made.id[-8:]}/rotate"):
+        assert (await portal.post(path, sure="yes", hours="1"))[0] == 403, path
+    assert (await portal.post("/my/disable"))[0] == 303
+    held = (await tokens.list_(house.local_client(), "alice", query=TokenList())).data
+    assert {each.id: str(each.status) for each in held} == {made.id: "disabled", other.id: "active"}
+    assert (await portal.get("/my"))[0] == 401
+
+
+async def test_a_session_by_token_ends_with_the_token(house: House, portal: PlainBrowser) -> None:
+    made = await token_of(house)
+    assert (await portal.post("/enter", token=str(made.token)))[0] == 303
+    await tokens.delete(house.local_client(), made.id)
+    assert (await portal.get("/my"))[0] == 401
+
+
+async def test_tokens_that_may_not_call_from_here_let_nobody_in_and_guesses_are_slowed(
+    house: House, portal: PlainBrowser
+) -> None:
+    elsewhere, expired = await token_of(house, addresses=["192.0.2.0/24"]), await token_of(house, expires_at=1)
+    for text in (str(elsewhere.token), str(expired.token), "sk-alice-1a2b3c4d-guess"):
+        status, page = await portal.post("/enter", token=text)
+        assert (status, "is not accepted here" in page, text in page) == (401, True, False)
+    statuses = [(await portal.post("/enter", token=f"guess {number}"))[0] for number in range(10)]
+    assert (statuses[:7], statuses[-1]) == ([401] * 7, 429)
+    portal.sends = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "https"}
+    assert (await portal.post("/enter", token=str(elsewhere.token)))[0] == 303
+
+
+async def test_no_token_is_taken_over_plain_http_from_elsewhere(house: House, portal: PlainBrowser) -> None:
+    made = await token_of(house)
+    portal.sends = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "http"}
+    status, page = await portal.post("/enter", token=str(made.token))
+    assert (status, "over TLS alone" in page) == (403, True)
+    assert 'name="token"' not in (await portal.get("/my", **portal.sends))[1]
+
+
+async def test_the_portals_cookie_is_secure_where_its_address_is(house: House, portal: PlainBrowser) -> None:
+    made = await token_of(house)
+    await portal.post("/enter", token=str(made.token))
+    assert "Secure" not in portal.headers["Set-Cookie"]
+    house.loaded = house.configured(PORTAL % "'https://my.example.com'")
+    await portal.post("/enter", token=str(made.token))
+    assert "Secure" in portal.headers["Set-Cookie"]
+    link = await links.own(house.local_client(), "alice")
+    assert str(link.url).startswith("https://my.example.com/enter?ticket=")

@@ -37,7 +37,7 @@ async def entered(house: House, account: str) -> PlainBrowser:
     """Return a caller who has entered by a link of its account."""
     made = await links.own(house.local_client(), account)
     browser = PlainBrowser(await house.client_of())
-    status, _ = await browser.post("/enter", ticket=str(made.path).partition("ticket=")[2])
+    status, _ = await browser.post("/enter", ticket=str(made.url).partition("ticket=")[2])
     assert (status, browser.headers["Location"]) == (303, "/my")
     return browser
 
