@@ -46,6 +46,7 @@ from gateway.store.channels import (
 
 NO_CREDENTIAL: Final = "no credential: each is spent or switched off"
 
+RATE_LIMITED: Final = "upstream_rate_limited"
 SYNC_INTERVAL_S: Final = 0.5
 PROBES_LOOK_S: Final = 1.0
 """How often it is looked whether a channel is to be probed."""
@@ -291,33 +292,29 @@ class ChannelBreaker:
             await asyncio.sleep(pause_s)
 
     async def _probe_forever(self) -> None:
-        """Probe the channels that have a `probe`, each at most so often, where a call is to show whether they work again."""
+        """Probe the channels that have a `probe`, each so often while it cools, unless its upstream limits requests."""
         probed = {name: channel for name, channel in self._configured.items() if channel.probe is not None}
         due = dict.fromkeys(probed, 0.0)
         while True:
             await asyncio.sleep(PROBES_LOOK_S)
             for name, channel in probed.items():
-                local = self._channels[name]
-                cooled = local.status.condition is Condition.COOLING and local.wait_s("")[0] == 0
-                if cooled and time.monotonic() >= due[name]:
+                if self._is_probed(name) and time.monotonic() >= due[name]:
                     due[name] = time.monotonic() + (channel.probe or 0.0)
-                    with suppress(GatewayError):
-                        await self._probe(Candidate(name, channel, ""))
+                    await self._probe(name, channel)
 
-    async def _probe(self, candidate: Candidate) -> None:
-        """Ask an upstream for nothing that costs, if it is this worker that the store lets probe it."""
+    def _is_probed(self, name: str) -> bool:
+        status = self._channels[name].status
+        return status.condition is Condition.COOLING and status.error != RATE_LIMITED
+
+    async def _probe(self, name: str, channel: Channel) -> None:
+        """Ask an upstream for nothing that costs: where it answers, its cool-down is over, else it becomes longer."""
         from gateway.store.probes import answers  # with an HTTP client, which few workers need here
 
-        request_id, local = f"probe-{uuid4().hex}", self._channels[candidate.name]
-        await self.admit([candidate], request_id)
-        try:
-            if local.probe == request_id:
-                good = await answers(candidate.channel)
-                log.info("channel_probed", channel=candidate.name, answers=good)
-                local.end_probe(request_id, "ok" if good else "failed")
-                self._changed.set()
-        finally:
-            self.left(candidate, request_id)
+        good = await answers(channel)
+        log.info("channel_probed", channel=name, answers=good)
+        if self._is_probed(name):
+            self._channels[name].report.probe = "ok" if good else "failed"
+            self._changed.set()
 
     async def why_not(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
         """Return why the account may not call the candidate; empty if it may. `alone`: no other channel can serve."""
@@ -437,7 +434,7 @@ class LocalChannel(msgspec.Struct):
         cool_ms = -1 if cool_s is None else round(cool_s * 1000)
         self.report.error = code
         self.report.broken += began
-        self.report.limited += code == "upstream_rate_limited"
+        self.report.limited += code == RATE_LIMITED
         if not account:
             self.report.failed += 1
             self.report.cool_ms = max(self.report.cool_ms, cool_ms)

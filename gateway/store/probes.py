@@ -1,7 +1,7 @@
 """Free probes: upstreams of channels that have failed are asked whether they answer, so that no caller's request is spent on that.
 
 A probe is `GET /health` where a channel has no credential, else, and where that is not known there, the list of models. It is never
-a completion. The circuit breaker gives it what it gives the first call after a cool-down, so that of all workers one asks.
+a completion. Each worker probes, and the first answer ends the cool-down for all.
 """
 
 from __future__ import annotations

@@ -438,12 +438,23 @@ async def test_a_dead_channel_comes_back_by_a_free_probe_and_no_callers_request(
         each = f", probe: 0.1{f', api_key: {key}' if key else ''}"
         async with running(yaml(upstream.base_url, each=each), tmp_path, store_url) as gateway:
             upstream.mode = "silent"
-            failing = ChannelReport(failed=3, cool_ms=100, error="upstream_unreachable")
+            failing = ChannelReport(failed=3, cool_ms=60_000, error="upstream_unreachable")
             await gateway.store.channels.sync("another", {"c0": failing})
             await until(gateway, "c0", Condition.HEALTHY)
             assert [request.path for request in upstream.requests] == [path]
             (tried,) = upstream.requests
             assert tried.headers.get("Authorization", "") == (f"Bearer {key}" if key else "")
+
+
+async def test_an_upstream_that_limits_requests_is_not_probed(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with FakeUpstream(pace_s=0) as limiting, FakeUpstream(pace_s=0) as dead:
+        urls = (limiting.base_url, dead.base_url)
+        async with running(yaml(*urls, each=", probe: 0.1"), tmp_path, store_url) as gateway:
+            errors = {"c0": "upstream_rate_limited", "c1": "upstream_unreachable"}
+            reports = {name: ChannelReport(failed=3, cool_ms=60_000, error=error) for name, error in errors.items()}
+            await gateway.store.channels.sync("another", reports)
+            await until(gateway, "c1", Condition.HEALTHY)
+            assert ((await conditions(gateway))["c0"], limiting.requests) == (Condition.COOLING, [])
 
 
 async def test_a_channel_whose_probe_fails_stays_closed(store_url: str, client: Client, tmp_path: Path) -> None:
