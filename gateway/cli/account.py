@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -52,6 +53,7 @@ from gateway.store.accounts import unknown
 from gateway.store.money.archive import YOUNGEST_S, Archive, ArchiveError, Archiver
 
 if TYPE_CHECKING:
+    from gateway.admin.actions.accounts import ListedAccount
     from gateway.admin.actions.money import Ledger
     from gateway.chain.services import Store
     from gateway.store.accounts import Account
@@ -59,6 +61,15 @@ if TYPE_CHECKING:
 
 PAGE: Final = 1000
 """Accounts or lines of a ledger that are asked for at once."""
+
+
+class AccountOrder(StrEnum):
+    """What a list of accounts is sorted by."""
+
+    ID = "id"
+    BALANCE = "balance"
+    USED = "used"
+
 
 account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
 
@@ -94,17 +105,27 @@ async def create(
 
 
 @command(account, "list")
-async def list_(at: At) -> None:
+async def list_(
+    at: At,
+    sort: Annotated[
+        AccountOrder, typer.Option(help="By id, the lowest balance first, or the fullest budget first.")
+    ] = AccountOrder.ID,
+) -> None:
     """List all accounts with their balances, and what these add up to.
 
-    Columns that the terminal has no room for are in JSON, which has no total.
+    `budget used`: of the fullest budget, of the account or of its group. Columns that the terminal has no room for are
+    in JSON, which has no total.
 
-    Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
+    Examples: `gateway account list --sort used`, `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """
     found = await at.lines("accounts.list_", size=PAGE)
+    if sort is AccountOrder.BALANCE:
+        found.sort(key=lambda each: each.balance_micros)
+    elif sort is AccountOrder.USED:
+        found.sort(key=lambda each: each.fullest.share if each.fullest else -1, reverse=True)
     if at.as_json:
         for each in found:
-            print_json(each)
+            print_json(json_of(each) | {"budget_use": each.budget_use})
     else:
         print_accounts(found)
 
@@ -289,13 +310,13 @@ def fields_of(account: Account) -> dict[str, str]:
     }
 
 
-def print_accounts(accounts: Sequence[Account]) -> None:
+def print_accounts(accounts: Sequence[ListedAccount]) -> None:
     """Print accounts, and below several of them the sums of their balances and of what is held.
 
     There is a column for external ids if there are any.
     """
     external = any(account.external_id for account in accounts)
-    columns = ["id", "status", "group", "balance", "held", "credit line", "own budgets", "own limits"]
+    columns = ["id", "status", "group", "balance", "held", "budget used", "credit line", "own budgets", "own limits"]
     rows = [
         [
             each.id,
@@ -303,6 +324,7 @@ def print_accounts(accounts: Sequence[Account]) -> None:
             each.group,
             amount(each.balance_micros),
             amount(each.held_micros),
+            f"{100 * used.share:.0f} % of {used.window}" if (used := each.fullest) else "-",
             amount(each.credit_line_micros),
             budgets_in_words(each.budgets, "-"),
             limits_in_words(each.limits, "-"),
@@ -311,7 +333,7 @@ def print_accounts(accounts: Sequence[Account]) -> None:
     ]
     if several := len(rows) > 1:
         balance, held = sum(each.balance_micros for each in accounts), sum(each.held_micros for each in accounts)
-        rows.append(["total", "", "", amount(balance), amount(held), "", "", ""])
+        rows.append(["total", "", "", amount(balance), amount(held), "", "", "", ""])
     if external:
         names = [printable(each.external_id) or "-" for each in accounts]
         columns.insert(1, "external id")

@@ -86,7 +86,7 @@ def check(
         "chain": report.plugins,
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
-        "requests": requests,
+        "adds": requests,
         "answers": "as streams or whole" if loaded.config.port.allow_non_streaming else ONLY_STREAMS,
         "bound": None if report.exposure is None else str(report.exposure),
         "warnings": report.warnings + store_notes,
@@ -96,7 +96,7 @@ def check(
     if as_json:
         print_json(result)
     else:
-        result["requests"] = [f"{name} ({words})" for name, words in requests.items()]
+        result["adds"] = [f"{name} ({words})" for name, words in requests.items()] or "nothing to requests"
         result["bound"] = _bound_in_words(report.exposure, verbose=verbose)
         result["warnings"] = "\n".join(report.warnings + store_notes) or "none"
         print_fields(
@@ -121,7 +121,10 @@ def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, str]]:
     with TemporaryDirectory(prefix="gateway-check-") as folder:
         (Path(folder) / "store.lock").touch()
         config = msgspec.structs.replace(loaded.config, data=folder)
-        yield Loaded(config, loaded.document), f"none at {loaded.config.data} yet: `gateway serve` makes it"
+        place = f"none at {loaded.config.data} yet: `gateway serve` makes it"
+        if config.redis != "embedded":
+            place = f"the one that `redis` names; the folder {loaded.config.data} is made by `gateway serve`"
+        yield Loaded(config, loaded.document), place
 
 
 async def _store_notes(loaded: Loaded, url: str, source: PepperSource) -> list[str]:

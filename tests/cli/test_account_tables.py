@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.admin.actions.accounts import ListedAccount
+from gateway.admin.actions.inputs import BudgetWindow
 from gateway.cli.account import print_accounts
 from gateway.domain.facts import AccountLimits, Budgets
-from gateway.store.accounts import Account, AccountStatus
+from gateway.store.accounts import AccountStatus
 
 
-def account(name: str, balance: int) -> Account:
-    return Account(
+def account(name: str, balance: int, used: int = 0) -> ListedAccount:
+    return ListedAccount(
         id=name,
         status=AccountStatus.ACTIVE,
         group="default",
@@ -21,6 +23,7 @@ def account(name: str, balance: int) -> Account:
         models=(),
         limits=AccountLimits(),
         budgets=Budgets(),
+        budget_use=[BudgetWindow("account", "month", 100, used, 100 - used)] if used else [],
     )
 
 
@@ -30,7 +33,9 @@ def test_several_accounts_have_a_total_and_fit_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     print_accounts([account("a" * 32, 5_000_000), account("bob", -1)])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].split() == ["total", "4.999999", "0.000002"]
+    assert lines[-1].split() == ["total", "4.999999"]  # what is held has no room
     assert max(map(len, lines)) <= 80
-    print_accounts([account("bob", 1)])
-    assert "total" not in capsys.readouterr().out
+    print_accounts([account("bob", 1, used=80)])
+    alone = capsys.readouterr().out
+    assert "80 % of month" in alone
+    assert "total" not in alone

@@ -43,7 +43,7 @@ def test_a_good_file_is_good(tmp_path: Path) -> None:
         "chain": ["usage-logger", "auth", "rate-limit", "quota", "model-routing"],
         "models": ["m"],
         "channels": ["up"],
-        "requests": {},
+        "adds": {},
         "answers": "as streams alone: chat completions in one piece need `port.allow_non_streaming`",
         "bound": None,
         "warnings": [],

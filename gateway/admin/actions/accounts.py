@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
@@ -96,6 +97,17 @@ class AccountQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     q: Searched = ""
 
 
+class ListedAccount(Account, frozen=True, kw_only=True):
+    """An account, and what each budget of it and of its group counts now."""
+
+    budget_use: list[BudgetWindow]
+
+    @property
+    def fullest(self) -> BudgetWindow | None:
+        """The budget of which most is used."""
+        return max(self.budget_use, key=lambda use: use.share, default=None)
+
+
 class AccountNow(Account, frozen=True, kw_only=True):
     """An account with what it may spend now, and what each budget of it and of its group counts.
 
@@ -146,7 +158,7 @@ async def create(client: LocalClient, body: NewAccount) -> ChangedAccount:
 
 
 @action("GET", "/accounts", Scope.READ)
-async def list_(client: LocalClient, query: AccountQuery) -> Page[Account]:
+async def list_(client: LocalClient, query: AccountQuery) -> Page[ListedAccount]:
     """List accounts in the order of their ids."""
     store, found = client.store, list[str]()
     if query.external_id is not None:
@@ -159,8 +171,11 @@ async def list_(client: LocalClient, query: AccountQuery) -> Page[Account]:
         found = [each.id for each in islice(filter(partial(_selects, query), entries), query.limit + 1)]
     accounts = await store.accounts.several(found[: query.limit])
     shown = [each for each in accounts if _selects(query, AccountEntry.of(each))]
+    catalogue = Catalogue(client.config)
+    uses = await asyncio.gather(*(budget_use(store, catalogue, each) for each in shown))
+    listed = [ListedAccount(**_fields(each), budget_use=used) for each, used in zip(shown, uses, strict=True)]
     more = len(found) > query.limit
-    return Page(shown, more, found[query.limit - 1] if more else None)
+    return Page(listed, more, found[query.limit - 1] if more else None)
 
 
 @action("GET", "/accounts/{account}", Scope.READ)

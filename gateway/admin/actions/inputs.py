@@ -103,6 +103,16 @@ class BudgetWindow(msgspec.Struct, frozen=True):
         """What is left of it: micros, or requests."""
         return self.left_requests if self.left_micros is UNSET else self.left_micros  # type: ignore[return-value]
 
+    @property
+    def share(self) -> float:
+        """The part of it that is used."""
+        used, limit = (
+            (self.used_requests, self.limit_requests)
+            if self.left_micros is UNSET
+            else (self.used_micros, self.limit_micros)
+        )
+        return used / limit  # type: ignore[operator]
+
 
 async def budget_use(store: Store, catalogue: Catalogue, account: Account) -> list[BudgetWindow]:
     """Return what each budget of an account counts now: those of its own, and those of its group."""

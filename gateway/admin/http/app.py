@@ -23,7 +23,7 @@ from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http import api
 from gateway.admin.http.api import ACTOR, ClientOf
-from gateway.admin.http.responses import add_headers, answered
+from gateway.admin.http.responses import add_headers, answered, is_lost
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.base.errors import Refused
 from gateway.base.log import log
@@ -40,6 +40,9 @@ class OwnPages(Protocol):
 
     def add_routes(self, application: web.Application) -> AbstractSet[web.AbstractResource]:
         """Add their routes, and return what these belong to."""
+
+    async def missing(self, request: web.Request) -> web.StreamResponse:
+        """Say that there is no such page."""
 
 
 class Admin:
@@ -78,6 +81,8 @@ class Admin:
         """Find out who calls, before the handler answers."""
 
         async def of_somebody(request: web.Request) -> web.StreamResponse:
+            if self._pages is not None and is_lost(request):
+                return await self._pages.missing(request)
             if request.match_info.route.resource not in self._of_pages and request.path != "/healthz":
                 authorization = request.headers.get("Authorization", "")
                 request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")

@@ -6,7 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.admin.http.app import OwnPages
-from gateway.admin.http.responses import add_headers, answered
+from gateway.admin.http.responses import add_headers, answered, is_lost
 
 KNOWN = "Known here: the pages that a link leads to, which the operator makes."
 
@@ -28,7 +28,7 @@ class Portal:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await answered(request, handler, KNOWN)
+        return await answered(request, self._pages.missing if is_lost(request) else handler, KNOWN)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -28,6 +28,13 @@ def of_http(error: web.HTTPException, known: str) -> Refused:
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
 
 
+def is_lost(request: web.Request) -> bool:
+    """Return whether a person with a browser asks for what is not there."""
+    return isinstance(request.match_info.http_exception, web.HTTPNotFound) and "text/html" in request.headers.get(
+        "Accept", ""
+    )
+
+
 async def answered(request: web.Request, handler: Handler, known: str) -> web.StreamResponse:
     """Return the answer of a handler to a request, which gets an id; what it raises is an error in the shape of all others."""
     request[ID] = new_id()

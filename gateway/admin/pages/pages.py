@@ -176,6 +176,18 @@ class Pages:
             return self._signed_out(request)
         return render(request, "enter.html", context_of(request) | {"ticket": ticket})
 
+    async def missing(self, request: web.Request) -> web.StreamResponse:
+        """Say that there is no such page."""
+
+        async def page(request: web.Request) -> web.StreamResponse:
+            user = await self._login.user(request)
+            if user is None:
+                return self._signed_out(request)
+            request[USER] = user
+            raise Refused(404, "not_found", "There is no page at this address.")
+
+        return await self._guarded(page)(request)
+
     def _signed_out(
         self, request: web.Request, template: str = "signed_out.html", status: int = 401, **more: Any
     ) -> web.Response:

@@ -20,7 +20,7 @@ from gateway.admin.pages.view import Page, Plot, View, body, plot_of
 from gateway.base.errors import GatewayError
 from gateway.base.text import csv_line
 
-GROUPS: Final = ("day", "account", "model", "channel")
+GROUPS: Final = ("day", "account", "model", "channel", "group", "month")
 DAYS: Final = 30
 MOST_DAYS: Final = 370
 LINES: Final = 200
@@ -59,6 +59,7 @@ async def show(view: View) -> web.StreamResponse:
         since=terms["since"],
         by=by,
         groups=GROUPS,
+        ranges=_ranges(view),
         found=found,
         plot=plot,
         problem=problem,
@@ -71,7 +72,7 @@ async def warm(client: LocalClient) -> None:
     """Look once at what the page shows of the last 30 days: the sums of days that are over are in memory from then on."""
     terms = {"since": _first_day()}
     await usage.summary(client, query=_wanted(["day"], terms, usage.MOST_LINES))
-    for by in (list(GROUPS), *([name] for name in GROUPS[1:])):
+    for by in (list(GROUPS[:4]), *([name] for name in GROUPS[1:])):
         await usage.summary(client, query=_wanted(by, terms, LINES))
 
 
@@ -89,13 +90,30 @@ async def export(view: View) -> web.StreamResponse:
     return await send_csv(view.request, CsvFile("money.csv", pieces()))
 
 
+def _ranges(view: View) -> dict[str, str]:
+    """Return the times that have a button, with the addresses that show them."""
+    kept = [(name, text) for name, text in view.request.query.items() if name not in ("since", "until")]
+    today = datetime.now(UTC).date()
+    last = (today.replace(day=1) - timedelta(days=1)).strftime("%Y-%m")
+    times = {
+        "Today": {"since": today.isoformat()},
+        "7 days": {"since": (today - timedelta(days=6)).isoformat()},
+        "This month": {"since": today.strftime("%Y-%m")},
+        "Last month": {"since": last, "until": last},
+        "This year": {"since": f"{today.year}-01"},
+    }
+    return {name: f"/money?{urlencode([*kept, *given.items()])}" for name, given in times.items()}
+
+
 def _by(view: View) -> list[str]:
     given = view.request.query.getall("by", [])
     return [name for name in GROUPS if name in given] or ["day"]
 
 
 def _wanted(by: list[str], terms: dict[str, str], limit: int) -> SumsQuery:
-    return body(SumsQuery, by=",".join(by), limit=limit, sort="" if "day" in by else "charge_micros", **terms)
+    return body(
+        SumsQuery, by=",".join(by), limit=limit, sort="" if {"day", "month"} & set(by) else "charge_micros", **terms
+    )
 
 
 def _plot(found: Summary, terms: Mapping[str, str]) -> Plot | None:

@@ -315,3 +315,15 @@ async def test_the_portals_cookie_is_secure_where_its_address_is(house: House, p
     assert "Secure" in portal.headers["Set-Cookie"]
     link = await links.own(house.local_client(), "alice")
     assert str(link.url).startswith("https://my.example.com/enter?ticket=")
+
+
+async def test_a_wrong_address_is_a_page_for_a_browser(house: House, portal: PlainBrowser) -> None:
+    made, browser = await token_of(house), await house.browser()
+    for each in (browser, portal):
+        if each is portal:
+            assert (await portal.get("/nowhere", Accept="text/html"))[0] == 401
+            await portal.post("/enter", token=str(made.token))
+        status, text = await each.get("/nowhere", Accept="text/html,*/*")
+        assert (status, "There is no page at this address." in text) == (404, True)
+        status, text = await each.get("/nowhere", Accept="application/json")
+        assert text.startswith('{"error":')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 
 import pytest
 
@@ -51,3 +52,12 @@ async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageDataba
     for query in ("?since=x", "?since=2026-11-22&until=2026-11-21"):
         status, text = await browser.get(f"/money{query}")
         assert (status, 'role="alert"' in text) == (400, True), query
+
+
+async def test_a_month_is_added_up_by_group_and_times_have_buttons(house: House, rows: UsageDatabase) -> None:
+    browser = await house.browser()
+    rows.write([end(arrival(), account="a", group="trial"), end(arrival(), account="b", group="default")])
+    month = time.strftime("%Y-%m", time.gmtime())
+    _, text = await browser.get(f"/money?by=month&by=group&since={month}")
+    for part in (f">{month}<", ">trial<", f'href="/money?by=month&amp;by=group&amp;since={month}">This month<'):
+        assert part in text, part
