@@ -19,7 +19,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = (Path("gateway/chat/_plain.pyx"), Path("gateway/proxy/_pass.pyx"), Path("gateway/store/client/_pack.pyx"))
+SOURCES = tuple(
+    Path("gateway", name)
+    for name in ("chat/_plain.pyx", "proxy/_pass.pyx", "server/_head.pyx", "store/client/_pack.pyx")
+)
 SHARED = Path(__file__).parent / "gateway/chat/_plain.pxd"
 
 

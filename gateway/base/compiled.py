@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-MODULES: Final = ("gateway.chat._plain", "gateway.proxy._pass", "gateway.store.client._pack")
+MODULES: Final = ("gateway.chat._plain", "gateway.proxy._pass", "gateway.server._head", "gateway.store.client._pack")
 SHARED: Final = Path(__file__).parents[1] / "chat" / "_plain.pxd"
 """What several of the sources have in common. A build is of both."""
 

@@ -78,8 +78,8 @@ class BodyReader:
             content = request.content
             if content is None:  # it was read and released
                 raise ConnectionResetError
-            if content.is_eof():  # the whole body is here: nothing to wait for
-                raw = await content.readany()
+            if isinstance(content, bytes) or content.is_eof():  # the whole body is here: nothing to wait for
+                raw = content if isinstance(content, bytes) else await content.readany()
                 self._check_size(len(raw))
                 return raw
             if self.exchange is not None:

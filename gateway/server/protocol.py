@@ -34,7 +34,7 @@ import msgspec
 from aiohttp import StreamReader, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser, RawRequestMessage
-from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.tcp_helpers import tcp_keepalive
 
 from gateway.base.errors import Refused, internal
@@ -47,14 +47,15 @@ from gateway.proxy.scheduler import TURN_S, AddressTurns
 from gateway.server.connections import Connections, Slot
 from gateway.server.head import (
     LINGER_S,
-    MALFORMED,
     MAX_HEADERS,
     MAX_LINE,
+    MOST_PATH,
     ParsedRequest,
+    Whole,
     head_too_large,
     head_too_slow,
-    line_too_long,
-    too_many_headers,
+    malformed,
+    whole_request,
 )
 
 AIOHTTP_ATTRIBUTES: Final = (
@@ -145,7 +146,6 @@ class ServerProtocol(BaseProtocol):
         "_idle_timer",
         "_idle_until",
         "_malformed",
-        "_max_ahead_bytes",
         "_messages",
         "_parser_keeps",
         "_payload",
@@ -194,7 +194,6 @@ class ServerProtocol(BaseProtocol):
         self._turns = shared.turns
         self._address = slot.address
         self._has_turn = self._waits_for_turn = False
-        self._max_ahead_bytes = shared.port.max_head
         self._requests_seen = 0
         self._ahead_bytes = 0
         self._rest = b""
@@ -351,6 +350,8 @@ class ServerProtocol(BaseProtocol):
         if self._waits_for_turn:
             self._ahead += data
             return
+        if whole_request is not None and 0 < len(data) <= LARGE_READ and self._takes_whole(whole_request, data):
+            return
         at, turn_ends = 0, 0.0
         has_turn = self._has_turn
         if data or self._ahead:
@@ -361,7 +362,7 @@ class ServerProtocol(BaseProtocol):
         while not self._close and not self._malformed:  # else it is dropped: unread, it would reset the connection
             if not self._messages:
                 self._ahead_bytes = 0
-            crowded = len(self._messages) >= MAX_AHEAD or self._ahead_bytes > self._max_ahead_bytes
+            crowded = len(self._messages) >= MAX_AHEAD or self._ahead_bytes > self._port.max_head
             if at < len(data) and (crowded or self._reading_paused):
                 self._ahead, self._ahead_at = data, at
                 if crowded and not self._buffer_paused:
@@ -385,6 +386,36 @@ class ServerProtocol(BaseProtocol):
             turn_ends = turn_ends or began + TURN_S
             # A body of known length is one copy. It would wait behind all heads, and take too long to arrive.
             has_turn = self._in_body and (self._body_length is not None or time.thread_time() < turn_ends)
+
+    def _takes_whole(self, parse: Callable[[bytes, int], Whole | None], data: bytes) -> bool:
+        """Take a request that is here as a whole, where nothing waits before it. Return whether this is one."""
+        if (
+            self._messages
+            or self._ahead
+            or self._has_turn
+            or self._rest
+            or self._head_bytes
+            or self._in_body
+            or self._close
+            or self._closes
+            or self._malformed
+            or self._parser_keeps
+            or self._reading_paused
+            or self._buffer_paused
+            or (whole := parse(data, MOST_PATH)) is None
+            or whole[2] > self._port.max_head
+            or not self._turns.admit(self._address)
+        ):
+            return False
+        began = time.thread_time()
+        self._count_message(valid=True)
+        self._requests_seen += 1
+        self._payload, self._ahead_bytes = None, len(data) - len(whole[3])
+        self._messages.append(ParsedRequest.whole(whole, self))
+        if self.task is None:
+            self._begin_next()
+        self._turns.spend(self._address, began, BEGIN_S)
+        return True
 
     def _wait_for_turn(self, key: str) -> None:
         self._waits_for_turn = True
@@ -442,8 +473,7 @@ class ServerProtocol(BaseProtocol):
             self._parser = self._open_parser()
         payload = self._payload
         in_body = self._in_body
-        found = self._feed(self._parser, piece)
-        self._parser_keeps = self._reading_paused
+        found, self._parser_keeps = self._feed(self._parser, piece), self._reading_paused
         if found:
             self._count_message(valid=not isinstance(found, Refused))
             self._requests_seen += 1
@@ -481,16 +511,8 @@ class ServerProtocol(BaseProtocol):
                 more, upgraded, tail = parser.feed_data(tail)
                 messages += more
         except HttpProcessingError as error:
-            return self._malformed_as(error)
+            return malformed(error, self._port.max_head)
         return list(messages)
-
-    def _malformed_as(self, error: HttpProcessingError) -> Refused:
-        """Return the one error shape for data that is not HTTP. Nothing of the input is repeated in it."""
-        if isinstance(error, LineTooLong):
-            return line_too_long(self._port.max_head)
-        if isinstance(error, BadHttpMessage) and error.message.startswith("Too many headers"):
-            return too_many_headers()
-        return Refused(400, "invalid_request", MALFORMED)
 
     def _keep_rest(self, piece: bytes) -> None:
         """Keep the last bytes, which may be a part of the end of a head or of a chunked body."""

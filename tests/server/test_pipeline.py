@@ -10,6 +10,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
+from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
 
 from gateway.config.schema import Port
@@ -68,13 +69,13 @@ class Site:
         VARIABLE.set(request.raw_path)
         if request.raw_path == "/0":
             await self.gate.wait()
-        size = 0
-        while piece := await request.content.readany():
+        size = len(request.content) if isinstance(request.content, bytes) else 0
+        while isinstance(request.content, StreamReader) and (piece := await request.content.readany()):
             size += len(piece)
         self.served.append((request.raw_path, size))
         request.protocol.release()
         await asyncio.sleep(0)
-        return True
+        return bool(request.keep_alive)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ import gateway
 ROOT = Path(gateway.__file__).parent.parent
 FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore", "gateway", "plugins", "config")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-MODULES = {f"gateway/{name}{SUFFIX}" for name in ("chat/_plain", "proxy/_pass", "store/client/_pack")}
+MODULES = {f"gateway/{name}{SUFFIX}" for name in ("chat/_plain", "proxy/_pass", "server/_head", "store/client/_pack")}
 NOT_PURE = {name: value for name, value in os.environ.items() if name != "GATEWAY_PURE"}
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
