@@ -40,12 +40,12 @@ def version_of(*command: str) -> tuple[int, ...]:
 
 
 def ends_cut_streams_as_whole(name: str) -> bool:
-    """Return whether the installed proxy is a Caddy that is older than deploy/README.md demands."""
+    """Return whether the installed proxy is a Caddy that is older than deploy/network.md demands."""
     return name == "caddy" and version_of("caddy", "version") < (2, 8)
 
 
 def with_prefix(text: str) -> str:
-    """Return the configuration of nginx or Caddy with the path prefix /ai, as deploy/README.md says."""
+    """Return the configuration of nginx or Caddy with the path prefix /ai, as deploy/network.md says."""
     text = text.replace(
         "location / {\n            proxy_pass http://gateway;", "location /ai/ {\n proxy_pass http://gateway/;"
     )

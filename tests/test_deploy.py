@@ -191,8 +191,8 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert(scrape: Samples) -> Non
     assert [name for name in FAMILIES if not any(sample.startswith(f"sluicegate_{name}") for sample in scrape)] == []
 
 
-def test_the_readme_has_every_metric_with_its_labels() -> None:
-    text = (DEPLOY / "README.md").read_text()
+def test_the_guide_has_every_metric_with_its_labels() -> None:
+    text = (DEPLOY / "monitoring.md").read_text()
     for name, family in FAMILIES.items():
         suffix = "_total" if family.kind == "counter" else ""
         labels = ", ".join(f"`{label}`" for label in family.labels)
@@ -207,8 +207,8 @@ def test_every_log_line_that_an_alert_names_is_written() -> None:
     assert [event for event in events if f'"{event}"' not in code] == []
 
 
-def test_the_readme_says_what_to_do_for_every_alert() -> None:
-    rows = re.findall(r"^\| (`.*`) \| \S", (DEPLOY / "README.md").read_text(), flags=re.MULTILINE)
+def test_the_guide_says_what_to_do_for_every_alert() -> None:
+    rows = re.findall(r"^\| (`.*`) \| \S", (DEPLOY / "monitoring.md").read_text(), flags=re.MULTILINE)
     described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     rules = [rule["alert"] for group in documents("alerts.yaml")[0]["groups"] for rule in group["rules"]]
     assert [name for name in rules if name not in described] == []
@@ -241,7 +241,7 @@ def test_the_gateway_decides_before_a_limit_of_nginx_does() -> None:
     assert seconds["proxy_read_timeout"] > max(channel.timers.total for channel in channels)
     assert seconds["keepalive_timeout"] < port.idle_timeout
     assert directives["proxy_http_version"] == "1.1"
-    table = (DEPLOY / "README.md").read_text().partition("## Reverse proxies")[2]
+    table = (DEPLOY / "network.md").read_text().partition("## Reverse proxies")[2]
     assert [name for name in directives if name.startswith("proxy_") and not _is_told(name, table)] == []
     assert directives["proxy_buffering"] == directives["gzip"] == "off"
     assert directives["proxy_next_upstream"] == "error timeout", (
@@ -389,8 +389,13 @@ def test_the_ingress_streams_as_the_proxy_of_compose_does() -> None:
     assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
 
 
-def test_every_heading_that_a_file_refers_to_is_in_the_readme() -> None:
-    headings = re.findall(r"^#+ (.+)$", (DEPLOY / "README.md").read_text(), flags=re.MULTILINE)
-    named = [name for file in DEPLOY.rglob("*.yaml") for name in re.findall(r'README\.md, "([^"]+)"', file.read_text())]
+def test_every_heading_that_a_file_refers_to_is_in_its_page() -> None:
+    named = [
+        each for file in DEPLOY.rglob("*.yaml") for each in re.findall(r'([a-z]+\.md), "([^"]+)"', file.read_text())
+    ]
     assert len(named) >= 3
-    assert set(named) <= set(headings)
+    for page, heading in named:
+        assert re.search(rf"^#+ {re.escape(heading)}$", (DEPLOY / page).read_text(), flags=re.MULTILINE), (
+            page,
+            heading,
+        )

@@ -27,10 +27,17 @@ from tests.test_architecture import layer_of, package_of
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "gateway/request.svg"
 GUIDES = tuple(f"gateway/docs/{path.name}" for path in sorted((ROOT / "gateway/docs").glob("*.md")))
-DOCUMENTS = (
-    *("README.md", *GUIDES, "gateway/README.md", "plugins/README.md", "deploy/README.md"),
-    *("tests/bench/README.md", "tests/bench/PROFILE.md"),
-)
+BOOKS = {
+    folder: tuple(
+        f"{folder}/{path.name}" for path in sorted((ROOT / folder).glob("*.md")) if path.name != "REFERENCE.md"
+    )
+    for folder in ("deploy", "plugins")
+}
+"""The guides of operators and authors, by their folders."""
+PAGES = ("README.md", *GUIDES, "gateway/README.md", *BOOKS["deploy"], *BOOKS["plugins"])
+DOCUMENTS = (*PAGES, "tests/bench/README.md", "tests/bench/PROFILE.md")
+MOST_WORDS = 22
+"""Of a page's sentences, in the mean."""
 CORE_ALONE = {
     "texts",
     "answer_tier",
@@ -49,9 +56,22 @@ CORE_ALONE = {
 """Of an exchange, what plugins have no use for."""
 
 
-def blocks(file: str, language: str) -> list[str]:
-    """Return the fenced blocks of a language in a document."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), flags=re.DOTALL)
+def text_of(document: str) -> str:
+    """Return the text of a document, or of all pages of a folder."""
+    return "\n".join((ROOT / file).read_text() for file in BOOKS.get(document, (document,)))
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """Return the fenced blocks of a language in a document, or in all pages of a folder."""
+    return re.findall(rf"```{language}\n(.*?)```", text_of(document), flags=re.DOTALL)
+
+
+def sentences(text: str) -> list[list[str]]:
+    """Return the words of each sentence: a row, a heading and a block is none, an item of a list is one of its own."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(("|", "#", "<")))
+    text = re.sub(r"\n\s*(?:[-*]|\d+\.) |\n\s*\n", ". ", text)
+    return [words for each in re.split(r"(?<=[.!?])\s+", text) if len(words := re.findall(r"\S*[A-Za-z]\S*", each)) > 1]
 
 
 def named(file: str) -> dict[str, str]:
@@ -125,16 +145,30 @@ def test_the_way_of_a_request_names_files_and_packages_that_exist() -> None:
     assert len(text.splitlines()) <= 80
 
 
-def test_every_anchor_that_a_document_links_to_is_a_heading() -> None:
-    for document in DOCUMENTS:
-        text = (ROOT / document).read_text()
-        headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
-        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors, document
+def anchors(file: Path) -> set[str]:
+    """Return the anchors of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading(document: str) -> None:
+    for name, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text_of(document)):
+        file = (ROOT / document).parent / name if name else ROOT / document
+        assert file.exists(), name
+        assert not anchor or file.suffix != ".md" or anchor in anchors(file), f"{name}#{anchor}"
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_a_page_is_short_and_so_are_its_sentences(document: str) -> None:
+    text = text_of(document)
+    assert len(text.splitlines()) <= (150 if document == "README.md" else 200)
+    lengths = list(map(len, sentences(text)))
+    assert sum(lengths) <= MOST_WORDS * len(lengths), f"{sum(lengths) / len(lengths):.1f} words in the mean"
 
 
 def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
-    for name, text in named("plugins/README.md").items():
+    for name, text in named("plugins").items():
         (tmp_path / name).write_text(text)
     run = subprocess.run(
         [
@@ -159,21 +193,21 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
-    (tmp_path / "office_hours.py").write_text(named("plugins/README.md")["office_hours.py"])
+    (tmp_path / "office_hours.py").write_text(named("plugins")["office_hours.py"])
     file = tmp_path / "gateway.yaml"
     file.write_text(chain)
     return schema.load(file)
 
 
 def test_the_example_chain_is_accepted(tmp_path: Path) -> None:
-    (chain,) = blocks("plugins/README.md", "yaml")
+    (chain,) = blocks("plugins", "yaml")
     built = loading.build(with_chain(tmp_path, chain))
     hours = built.entries[2].plugin
     assert (hours.opens, hours.closes) == (9, 17)  # type: ignore[attr-defined]
 
 
 def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Path) -> None:
-    (chain,) = blocks("plugins/README.md", "yaml")
+    (chain,) = blocks("plugins", "yaml")
     lines = chain.replace("  - use: auth\n", "").replace(
         "  - use: rate-limit\n", "  - use: auth\n  - use: rate-limit\n"
     )
@@ -181,17 +215,17 @@ def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Pa
         loading.build(with_chain(tmp_path, lines))
     cure = str(refused.value).partition("plugins[1]: ")[2]
     assert cure
-    assert cure in (ROOT / "plugins/README.md").read_text()
+    assert cure in text_of("plugins")
 
 
 def test_the_line_about_the_lowest_balance_is_what_the_demo_prints() -> None:
     loaded = schema.load(ROOT / "config/demo.yaml")
     printed = str(exposure_of(loaded.config, loading.build(loaded)))
-    assert printed in (ROOT / "deploy/README.md").read_text()
+    assert printed in text_of("deploy")
 
 
 def test_the_export_as_csv_names_fields_of_a_record() -> None:
-    (command,) = re.findall(r"gateway usage export .*?'\[(.*?)\]", (ROOT / "deploy/README.md").read_text())
+    (command,) = re.findall(r"gateway usage export .*?'\[(.*?)\]", text_of("deploy"))
     assert {field.strip(" .") for field in command.split(",")} <= set(gateway.Record.__struct_fields__)
 
 
@@ -207,10 +241,11 @@ def codes(tree: ast.AST) -> set[str]:
     }
 
 
-def test_the_readme_is_short_and_a_guide_has_one_subject() -> None:
-    lines = {file: len((ROOT / file).read_text().splitlines()) for file in ("README.md", *GUIDES)}
-    assert {file: count for file, count in lines.items() if count > (150 if file == "README.md" else 200)} == {}
-    assert [file for file in GUIDES if f"({file})" not in (ROOT / "README.md").read_text()] == []
+def test_the_first_page_of_a_guide_leads_to_all_others() -> None:
+    assert [file for file in GUIDES if f"({file})" not in text_of("README.md")] == []
+    for folder, files in BOOKS.items():
+        index = (ROOT / folder / "README.md").read_text()
+        assert [file for file in files if not file.endswith("README.md") and f"({Path(file).name})" not in index] == []
 
 
 def test_every_error_code_is_in_the_guide_for_callers() -> None:
@@ -229,7 +264,7 @@ def test_every_command_and_subcommand_is_in_the_guide() -> None:
         assert [verb for verb in getattr(noun, "commands", ()) if verb not in row] == []
 
 
-@pytest.mark.parametrize("file", ["README.md", "gateway/docs/money.md", "plugins/README.md", "deploy/README.md"])
+@pytest.mark.parametrize("file", ["README.md", "gateway/docs/money.md", "plugins", "deploy"])
 def test_the_commands_in_a_document_exist_with_their_options(file: str) -> None:
     text = "\n".join(blocks(file, "sh")).replace("\\\n", " ")
     lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
@@ -248,7 +283,7 @@ def test_the_commands_in_a_document_exist_with_their_options(file: str) -> None:
 def test_the_configurations_in_the_documents_load(tmp_path: Path) -> None:
     (whole,) = blocks("README.md", "yaml")
     environment = {"OPENAI_API_KEY": "key", "CLICKHOUSE_USER": "user", "CLICKHOUSE_PASSWORD": "password"}
-    for part in ("", *blocks("deploy/README.md", "yaml")):
+    for part in ("", *blocks("deploy", "yaml")):
         file = tmp_path / "gateway.yaml"
         own_port = part.startswith("port:") or "\nport:" in part
         file.write_text((whole.partition("\n")[2] if own_port else whole) + part)
@@ -258,14 +293,14 @@ def test_the_configurations_in_the_documents_load(tmp_path: Path) -> None:
 def test_every_hook_is_in_the_plugin_guide() -> None:
     from gateway.chain.plugin import Plugin
 
-    text = (ROOT / "plugins/README.md").read_text()
+    text = text_of("plugins")
     hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
     assert len(hooks) == 7
     assert [hook for hook in hooks if f"{hook}(" not in text] == []
 
 
 def test_every_public_name_is_in_the_plugin_guide() -> None:
-    text = (ROOT / "plugins/README.md").read_text()
+    text = text_of("plugins")
     rows = re.findall(r"^\| `(\w+)` \| \S", text, flags=re.MULTILINE)
     assert [name for name in gateway.__all__ if rows.count(name) != 1] == []
 
@@ -275,12 +310,12 @@ def test_the_reference_is_what_the_docstrings_say() -> None:
 
 
 def test_every_name_for_tests_is_in_the_plugin_guide() -> None:
-    text = (ROOT / "plugins/README.md").read_text()
+    text = text_of("plugins")
     assert [name for name in gateway.testing.__all__ if not re.search(rf"`(async )?{name}\b", text)] == []
 
 
 def test_the_guide_has_every_field_of_an_exchange_and_no_other() -> None:
-    text = (ROOT / "plugins/README.md").read_text().partition("## Exchange")[2].partition("\n## ")[0]
+    text = text_of("plugins").partition("## Exchange")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?`) \|", text, flags=re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     fields = {name for name in dir(gateway.Exchange) if not name.startswith("_")}
@@ -289,7 +324,7 @@ def test_the_guide_has_every_field_of_an_exchange_and_no_other() -> None:
 
 
 def test_the_guide_names_everything_that_a_body_offers() -> None:
-    text = (ROOT / "plugins/README.md").read_text()
+    text = text_of("plugins")
     offered = {"model", "stream", "max_tokens", "n", "messages", "size"}
     assert offered <= set(Body.__struct_fields__)
     offered |= {"prompt_tokens_estimate", "prompt_tokens_bound", "top"}
@@ -297,7 +332,7 @@ def test_the_guide_names_everything_that_a_body_offers() -> None:
 
 
 def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -> None:
-    text = (ROOT / "plugins/README.md").read_text()
+    text = text_of("plugins")
     modules = sorted((ROOT / "plugins/examples").glob("[a-z]*.py"))
     assert len(modules) == 5
     for module in modules:

@@ -1,4 +1,4 @@
-"""The commands of deploy/README.md, "systemd", work word for word: tried in another root folder, without what needs systemd."""
+"""The commands of deploy/install.md, "systemd", work word for word: tried in another root folder, without what needs systemd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_HERE = ("useradd", "python3 -m venv", "/opt/sluicegate/bin/pip", "systemctl"
 
 
 def commands() -> list[str]:
-    section = (ROOT / "deploy" / "README.md").read_text().partition("## systemd")[2]
+    section = (ROOT / "deploy" / "install.md").read_text().partition("## systemd")[2]
     block = re.search(r"```sh\n(.*?)```", section, flags=re.DOTALL)
     assert block is not None
     return block[1].splitlines()

@@ -38,7 +38,7 @@ FAILED: list[Step] = [full_response("500 No", b"{}")]
 
 def documented() -> Verify:
     """Return the function of the deployment guide that verifies a signature."""
-    (text,) = blocks("deploy/README.md", "python")
+    (text,) = blocks("deploy", "python")
     names: dict[str, Any] = {}
     exec(text, names)
     verified: Verify = names["verified"]

@@ -1,4 +1,4 @@
-"""The calls of the API that deploy/README.md shows are made, word for word, at a running gateway."""
+"""The calls of the API that deploy/operators.md shows are made, word for word, at a running gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.whole.api import Api, admin_token, api_of
 from tests.whole.own_store import OwnStore
 
-README: Final = Path(__file__).parent.parent.parent / "deploy/README.md"
+README: Final = Path(__file__).parent.parent.parent / "deploy/operators.md"
 NOT_SHOWN: Final = {"channels.credential", "channels.test", "usage.live"}
 """Operations that no call of the document is of: one needs a second credential, one asks the upstream, one has no end."""
 

@@ -24,7 +24,7 @@ def answered(*events: dict[str, Any]) -> list[Step]:
 
 
 async def test_the_dialect_of_the_guide(store_url: str, tmp_path: Path) -> None:
-    (tmp_path / "plain_dialect.py").write_text(named("plugins/README.md")["plain_dialect.py"])
+    (tmp_path / "plain_dialect.py").write_text(named("plugins")["plain_dialect.py"])
     whole, broken, cut = answered(*TEXT, END), answered(*TEXT, FAILURE), answered(*TEXT)
     async with Scripted(whole, whole, broken, cut, answered(FAILURE)) as upstream:
         text = f"""

@@ -1,4 +1,4 @@
-"""The way from the embedded store to another server that deploy/README.md describes: its commands make a file that all can read."""
+"""The way from the embedded store to another server that deploy/store.md describes: its commands make a file that all can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
 
-README = Path(__file__).parent.parent.parent / "deploy" / "README.md"
+README = Path(__file__).parent.parent.parent / "deploy" / "store.md"
 
 
 def commands() -> list[list[str]]:
