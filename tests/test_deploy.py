@@ -171,6 +171,15 @@ def test_an_alert_about_a_channel_counts_no_requests_that_no_channel_could_serve
     assert ['outcome=~"upstream_.*",channel!="none"' in query for query in of_channels] == [True]
 
 
+def test_an_alert_that_pages_for_what_lasts_is_not_about_what_is_over() -> None:
+    """A rate is above 0 for as long as its window after the last failure."""
+    for group in documents("alerts.yaml")[0]["groups"]:
+        for rule in group["rules"]:
+            window = re.search(r"rate\(.*\[(\d+)m]\)\) > 0$", rule["expr"])
+            lasts = re.fullmatch(r"(\d+)m", rule.get("for", ""))
+            assert not (window and lasts) or int(window[1]) < int(lasts[1]), rule["alert"]
+
+
 def test_a_counter_whose_increase_an_alert_reads_is_there_from_the_start() -> None:
     """Else it begins at 1, and the first event is no increase."""
     shared, config = SharedNumbers(), schema.Config(channels={"fake": Channel("http://127.0.0.1:1/v1")})
