@@ -479,6 +479,10 @@ def _notes(coverage: Coverage) -> list[str]:
             f"{coverage.waiting} entries of the usage log are not written yet; "
             "missing records were not reported as wrong: run this again while the gateway is running"
         )
+    if coverage.dropped:
+        notes.append(
+            f"{coverage.dropped} was deleted from the usage log within the last day: it was older than `usage.retention_months`"
+        )
     return [*notes, *coverage.known.notes()]
 
 

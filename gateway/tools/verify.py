@@ -24,6 +24,7 @@ from gateway.usage.database import UnusableFile
 from gateway.usage.gateways import Others
 from gateway.usage.home import Home, months
 from gateway.usage.record import charge_of
+from gateway.usage.stream import DROPPED
 
 SETTLED_MS: Final = 10_000
 """A younger line of the ledger may be there before its record."""
@@ -47,13 +48,15 @@ class Compared(msgspec.Struct):
 class Coverage(msgspec.Struct, frozen=True):
     """Which requests must be in the home of the log: those of `months`, unless `known` says who else may have them.
 
-    `waiting` entries are not there yet; unless it is 0, a request that is missing proves nothing.
+    `waiting` entries are not there yet; unless it is 0, a request that is missing proves nothing. `dropped`: the month that was
+    too old within the last day, or empty.
     """
 
     home: Home
     months: frozenset[str]
     known: Others
     waiting: int
+    dropped: str
 
     @classmethod
     async def of(cls, store: Store) -> Coverage:
@@ -61,7 +64,8 @@ class Coverage(msgspec.Struct, frozen=True):
         usage = store.usage
         waiting = await usage.length() + usage.spool.count()
         found = await asyncio.to_thread(months, usage.home)
-        return cls(usage.home, frozenset(found), await usage.known(), waiting)
+        dropped = bytes(await usage.client.call("GET", DROPPED) or b"").decode()
+        return cls(usage.home, frozenset(found), await usage.known(), waiting, dropped)
 
 
 def damage(store: Store) -> list[str]:

@@ -26,7 +26,7 @@ from gateway.tools import verify
 from gateway.usage.database import path_of
 from gateway.usage.gateways import About
 from gateway.usage.record import Record
-from gateway.usage.stream import GATEWAYS, HEARD
+from gateway.usage.stream import DROPPED, GATEWAYS, HEARD
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at, usage_database
 from tests.store.conftest import wallet_of_then
@@ -310,3 +310,9 @@ async def test_a_check_of_the_store_says_that_it_asks_no_other_gateway(
 ) -> None:
     monkeypatch.setenv("GATEWAY_API", "http://127.0.0.1:1")
     assert "does not ask $GATEWAY_API" in await books.say()
+
+
+async def test_a_month_that_was_deleted_as_too_old_is_said(books: Books) -> None:
+    await books.request()
+    await books.store.client.call("SET", DROPPED, "2025-09")
+    assert "note: 2025-09 was deleted from the usage log within the last day" in await books.say()
