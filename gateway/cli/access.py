@@ -73,6 +73,21 @@ async def account_link(at: At, account_id: IdArgument) -> None:
     print_link(made, made.url, at.as_json)
 
 
+async def docs(at: At) -> None:
+    """Print the address at which a running gateway serves its documents.
+
+    They are at the operator's port, with a search, and need no token.
+
+    Example: `gateway docs`
+    """
+    from gateway.admin.actions.links import address_of, base
+
+    address = at.api or (address_of(at.config) and base(str(address_of(at.config))))
+    if address is None:
+        raise Misconfigured("the file has `admin: null`, so that no documents are served")
+    typer.echo(f"{address.rstrip('/')}/docs")
+
+
 TOKEN_COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")
 
 management_tokens = typer.Typer(
@@ -210,3 +225,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(admin, name="admin")
     app.add_typer(management_tokens, name="management-tokens")
     app.add_typer(audit, name="audit")
+    command(app, options=("config", "api"), needs="nothing")(docs)

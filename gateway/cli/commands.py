@@ -40,12 +40,13 @@ COMMANDS: Final = {
     "reconcile": "Compare an upstream's bill with the usage log, call by call.",
     "explain": "Show what would happen to a request now: each plugin's decision, the price, the hold, the channels.",
     "doctor": "Find out from the caller's side why requests do not arrive or fail, and what to do about it.",
+    "docs": "Print the address at which a running gateway serves its documents.",
     "fake-upstream": "Run an OpenAI-compatible upstream that can misbehave on purpose, until Ctrl-C.",
 }
 """What each does, in the order in which `--help` lists them. Its own help begins so."""
 FILES: Final = {
     "channels": ("channels", "models"),
-    "access": ("admin", "management-tokens", "audit"),
+    "access": ("admin", "management-tokens", "audit", "docs"),
     "configuration": ("check", "diff", "explain"),
     "maintenance": ("alerts", "gateways", "pepper", "verify"),
     "plugin": ("plugins", "plugin"),

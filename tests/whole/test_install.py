@@ -16,7 +16,18 @@ import pytest
 import gateway
 
 ROOT = Path(gateway.__file__).parent.parent
-FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore", "gateway", "plugins", "config")
+FILES = (
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "CHANGELOG.md",
+    "deploy",
+    "LICENSE",
+    ".gitignore",
+    "gateway",
+    "plugins",
+    "config",
+)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES = {f"gateway/{name}{SUFFIX}" for name in ("chat/_plain", "proxy/_pass", "server/_head", "store/client/_pack")}
 NOT_PURE = {name: value for name, value in os.environ.items() if name != "GATEWAY_PURE"}
@@ -56,7 +67,13 @@ def test_a_pure_wheel_is_built(tmp_path: Path, environment: dict[str, str], reas
         reason = "No module named 'Cython'"
     built, said = wheel(tmp_path, **environment)
     assert built.name.endswith("-py3-none-any.whl")
-    assert MODULES.isdisjoint(ZipFile(built).namelist())
+    assert MODULES.isdisjoint(names := ZipFile(built).namelist())
+    assert {
+        "gateway/book/README.md",
+        "gateway/book/deploy/store.md",
+        "gateway/docs/money.md",
+        "plugins/tutorial.md",
+    } <= set(names)
     assert reason in said
     assert "Traceback" not in said
 

@@ -18,7 +18,7 @@ from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.actions.links import ENTER
 from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
-from gateway.admin.pages import accounts, audit, callers, channels, now, requests, revenue, tokens, view
+from gateway.admin.pages import accounts, audit, callers, channels, docs, now, requests, revenue, tokens, view
 from gateway.admin.pages.callers import OwnBounds
 from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
@@ -92,6 +92,7 @@ class Pages:
         ]
         if self._operators:
             routes += [add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES]
+            routes += [add("GET", path, self._guarded(docs.show)) for path in (docs.DOCS, f"{docs.DOCS}/{{name:.+}}")]
         else:
             routes.append(add("GET", "/", self._guarded(self._to_own)))
         shown = {path for method, path, _ in (*OWN_PAGES, *PAGES) if method == "GET"}

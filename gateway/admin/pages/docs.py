@@ -1,0 +1,124 @@
+"""The documents, rendered, with a search. Who may look: anybody who reaches the port, since they have nothing of this gateway.
+
+They are in the package, or in a checkout at its top. Addresses are those of the files, so that the links between them lead on.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from gateway.admin.pages.view import context_of, render
+from gateway.base.errors import Refused
+
+DOCS: Final = "/docs"
+FIRST: Final = "README.md"
+_PACKAGE: Final = Path(str(files("gateway")))
+FOLDERS: Final = (_PACKAGE / "book", _PACKAGE.parent)
+"""Where a wheel has what is in no package; and the folder of the packages, which is the top of a checkout."""
+NAMES: Final = (
+    FIRST,
+    "gateway/docs/*.md",
+    "deploy/*.md",
+    "plugins/*.md",
+    "config/*.yaml",
+    "deploy/*.yaml",
+    "CHANGELOG.md",
+)
+MOST: Final = 30
+AROUND: Final = 120
+"""Characters on each side of what is found."""
+
+
+class DocumentPart(NamedTuple):
+    """A part of a document that the search finds: its address and title, and its text."""
+
+    address: str
+    title: str
+    text: str
+
+
+@cache
+def documents() -> dict[str, Path]:
+    """Return the documents by their names."""
+    found: dict[str, Path] = {}
+    for folder in reversed(FOLDERS):
+        for pattern in NAMES if folder.exists() else ():
+            found |= {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob(pattern))}
+    return found
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading, as links name it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@cache
+def rendered(name: str) -> Markup:
+    """Return a document as HTML."""
+    text = documents()[name].read_text(encoding="utf-8")
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    if not name.endswith(".md"):
+        text = f"# {name}\n\n```\n{text}\n```\n"
+    tokens = markdown.parse(re.sub(r"(?m)^<.*>$", "", text))
+    for number, token in enumerate(tokens):
+        if token.type == "heading_open":
+            token.attrSet("id", anchor(tokens[number + 1].content))
+        for child in token.children or ():
+            if child.type == "link_open" and not _leads_on(name, str(child.attrGet("href"))):
+                del child.attrs["href"]
+    return Markup(markdown.renderer.render(tokens, markdown.options, {}))  # noqa: S704 - of files of ours, without HTML
+
+
+def _leads_on(name: str, link: str) -> bool:
+    """Return whether a link of a document leads to somewhere that is served, or elsewhere."""
+    path = link.partition("#")[0]
+    return not path or "://" in path or posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) in documents()
+
+
+@cache
+def sections() -> list[DocumentPart]:
+    """Return the parts of all documents."""
+    return [part for name in documents() for part in _parts(name)]
+
+
+def _parts(name: str) -> Iterator[DocumentPart]:
+    text = documents()[name].read_text(encoding="utf-8")
+    title, found = name, re.split(r"(?m)^#{1,4} (.+)$", text) if name.endswith(".md") else ["", name, text]
+    for heading, body in zip(found[1::2], found[2::2], strict=True):
+        title = heading if title == name else title
+        yield DocumentPart(f"{DOCS}/{name}#{anchor(heading)}", heading, body)
+
+
+def search(text: str) -> list[dict[str, Any]]:
+    """Return the parts that have all words of a text: those whose heading has one first, then those that have them most often."""
+    words = [word.casefold() for word in text.split()][:10]
+    found = []
+    for part in sections() if words else ():
+        body, title = part.text.casefold(), part.title.casefold()
+        if all(word in body or word in title for word in words):
+            rank = sum(1000 * (word in title) + body.count(word) for word in words)
+            place = max(0, body.find(words[0]) - AROUND)
+            around = " ".join(part.text[place : place + 2 * AROUND].split())
+            found.append((-rank, {"address": part.address, "title": part.title, "around": around}))
+    return [each for _, each in sorted(found, key=lambda pair: pair[0])[:MOST]]
+
+
+async def show(request: web.Request) -> web.StreamResponse:
+    """Show a document, or what a search finds."""
+    name, asked = request.match_info.get("name", ""), request.query.get("q", "").strip()[:200]
+    if not name and not asked:
+        raise web.HTTPSeeOther(f"{DOCS}/{FIRST}")
+    if name and name not in documents():
+        raise Refused(404, "not_found", "There is no such document.")
+    context = {"name": name, "names": list(documents()), "asked": asked, "found": search(asked) if asked else []}
+    return render(request, "docs.html", context_of(request) | context | {"text": rendered(name) if name else ""})

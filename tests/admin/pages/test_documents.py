@@ -1,0 +1,52 @@
+"""The documents are served to anybody who reaches the port, rendered, with a search and links that lead on."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from urllib.parse import urljoin
+
+from gateway.admin.pages import docs
+from tests.admin.pages.conftest import House, PlainBrowser
+
+
+async def test_every_document_is_served_and_every_link_leads_to_a_heading(house: House) -> None:
+    browser = PlainBrowser(await house.client_of())
+    status, _ = await browser.get("/docs")
+    assert (status, browser.headers["Location"]) == (303, "/docs/README.md")
+    pages, links = dict[str, str](), list[tuple[str, str]]()
+    for name in docs.documents():
+        status, text = await browser.get(f"/docs/{name}")
+        assert status == 200, name
+        pages[f"/docs/{name}"] = text
+        article = text.partition("<article")[2].partition("</article>")[0]
+        links += [(name, unescape(link)) for link in re.findall(r'<a href="([^"]+)"', article)]
+    assert {
+        "/docs/README.md",
+        "/docs/deploy/store.md",
+        "/docs/plugins/tutorial.md",
+        "/docs/config/gateway.yaml",
+    } <= set(pages)
+    for name, link in links:
+        path, _, anchor = urljoin(f"/docs/{name}", link).partition("#")
+        if not path.startswith("http"):
+            assert path in pages, (name, link)
+            assert not anchor or f'id="{anchor}"' in pages[path], (name, link)
+    assert len(links) > 70
+
+
+async def test_a_search_finds_parts_by_all_of_their_words(house: House) -> None:
+    browser = PlainBrowser(await house.client_of())
+    status, text = await browser.get("/docs?q=Balance+TOKEN")
+    assert (status, 'href="/docs/' in text.partition("parts have")[2]) == (200, True)
+    _, text = await browser.get("/docs?q=reverse+proxies")
+    first = re.findall(r'<h2><a href="([^"]+)"', text)[0]
+    assert first == "/docs/deploy/network.md#reverse-proxies"
+    assert "No document has all of these words" in (await browser.get("/docs?q=qqqq"))[1]
+    assert "<script>alert" not in (await browser.get("/docs?q=<script>alert(1)</script>"))[1]
+
+
+async def test_nothing_but_documents_is_served(house: House) -> None:
+    browser = PlainBrowser(await house.client_of())
+    for path in ("pyproject.toml", "../gateway.yaml", "%2e%2e/gateway.yaml", "gateway/cli/usage.py", "plugins/auth.py"):
+        assert (await browser.get(f"/docs/{path}", Accept="text/html"))[0] in (401, 404), path
