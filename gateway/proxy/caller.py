@@ -215,13 +215,13 @@ class InvalidHeader(GatewayError):
 
 def render_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
     """Return the head of a response. `framing`: the lines of the gateway's own. Raises `InvalidHeader`."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    lines = _lines_of(tuple(headers))
     try:
-        encoded = lines.encode("latin-1")
+        encoded = (lines % tuple(headers.values())).encode("latin-1") if lines else b""
     except UnicodeEncodeError:
         raise _invalid(headers) from None
     # One search in all lines together costs less than one of each.
-    if not _are_valid(tuple(headers)) or encoded.translate(None, _IN_LINES) != b"\r\n" * len(headers):
+    if lines is None or encoded.translate(None, _IN_LINES) != b"\r\n" * len(headers):
         raise _invalid(headers)
     start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     return b"".join(((start + _date_line(int(time.time()))).encode(), encoded, framing.encode(), b"\r\n"))
@@ -233,9 +233,14 @@ def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 @lru_cache(1024)
-def _are_valid(names: tuple[str, ...]) -> bool:
-    """Return whether these are names of headers that can be sent. Most responses have the same ones."""
-    return all(_is_valid(name, "") for name in names)
+def _lines_of(names: tuple[str, ...]) -> str | None:
+    """Return the lines of headers of these names, with holes for the values; None where one cannot be sent.
+
+    Most responses have the same names.
+    """
+    if not all(_is_valid(name, "") for name in names):
+        return None
+    return "".join([f"{name}: ".replace("%", "%%") + "%s\r\n" for name in names])
 
 
 def _invalid(headers: Mapping[str, str]) -> InvalidHeader:

@@ -101,10 +101,15 @@ class Masters:
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Compressed lines that are dropped together. `last`: the time of the last one, in monotonic seconds."""
+    """Lines that are dropped together, `compressed` where they are many. `last`: when the last one came, in monotonic seconds."""
 
     last: int
     lines: bytes
+    compressed: bool
+
+    def text(self) -> bytes:
+        """Return the lines."""
+        return zlib.decompress(self.lines) if self.compressed else self.lines
 
 
 class ReplayBuffer:
@@ -130,7 +135,10 @@ class ReplayBuffer:
         self._open += line + b"\n"
 
     def _close(self, now: int) -> None:
-        segment = Segment(min(now, self._began + SEGMENT_S), zlib.compress(self._open, 1))
+        # To begin compressing takes as long as to compress some kilobytes: it is for many lines, which take memory.
+        compressed = len(self._open) > SEGMENT_BYTES // 2
+        lines = zlib.compress(self._open, 1) if compressed else bytes(self._open)
+        segment = Segment(min(now, self._began + SEGMENT_S), lines, compressed)
         self._open.clear()
         self._began = now
         self._segments.append(segment)
@@ -147,7 +155,7 @@ class ReplayBuffer:
         self._drop_old(now)
         if self._began + SEGMENT_S < now - RETENTION_S:
             self._open.clear()
-        closed = (zlib.decompress(segment.lines) for segment in self._segments)
+        closed = (segment.text() for segment in self._segments)
         return chain.from_iterable(lines.split(b"\n")[:-1] for lines in (*closed, bytes(self._open)))
 
 
