@@ -1,0 +1,122 @@
+"""The recipes of gateway/docs/recipes.md are run as they stand there, at the store of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from gateway.chain import loading
+from gateway.config import schema
+from tests.cli.processes import demo_in, free_port, gateway, serving
+from tests.patience import PATIENCE_S
+from tests.test_docs import blocks
+from tests.whole.api import admin_token, api_of
+
+PAGE: Final = "gateway/docs/recipes.md"
+SECRETS: Final = {"VALKEY_PASSWORD": "v", "DATABASE_PASSWORD": "d", "OPENAI_API_KEY": "key"}
+
+
+def recipe(name: str, language: str, mark: str = "#") -> str:
+    """Return the block of a language that begins with a name."""
+    (found,) = [block for block in blocks(PAGE, language) if block.startswith(f"{mark} {name}\n")]
+    return found
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Write the README's file with what a recipe adds to it, or has in place of its parts."""
+    (whole,) = blocks("README.md", "yaml")
+    added = recipe(name, "yaml") if name else ""
+    parts = [part for part in re.split(r"(?m)^(?=\w)", whole) if f"\n{part.partition(':')[0]}:" not in f"\n{added}"]
+    file = folder / "gateway.yaml"
+    port, admin = free_port(), free_port()
+    own = f"listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:{admin}\ndata: {folder}/data\n"
+    file.write_text("".join(parts) + own + added)
+    return file
+
+
+async def run(script: str, file: Path, **environment: str) -> str:
+    """Run the commands of a recipe in one shell, and return what they print."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", f"set -eu -o pipefail\n{script}"),
+        cwd=file.parent,
+        env=os.environ | SECRETS | {"PATH": path, "GATEWAY_CONFIG": str(file)} | environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 0, errors.decode()
+    return printed.decode()
+
+
+async def started(file: Path) -> None:
+    """Make the data folder and the store."""
+    code, _, errors = await gateway("init", "--config", str(file), cwd=file.parent)
+    assert code == 0, errors
+
+
+async def test_five_teams_have_budgets_and_one_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    await started(file := file_of(tmp_path, "teams"))
+    await run(recipe("teams", "sh"), file)
+    lines = (await run("gateway account list --json", file)).splitlines()
+    accounts = {each["id"]: each for each in map(msgspec.json.decode, lines)}
+    assert set(accounts) == {"search", "data", "mobile", "shop", "support"}
+    limits = {
+        id: [use["limit_micros"] for use in each["budget_use"] if use["window"] == "month"]
+        for id, each in accounts.items()
+    }
+    assert limits["search"] == [500_000_000]
+    assert limits["data"] == [200_000_000]
+
+
+async def test_a_short_name_has_the_price_and_the_ladder_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    await started(file := file_of(tmp_path, "names"))
+    printed = await run(recipe("names", "sh"), file)
+    assert "gpt-4o-mini" in printed
+    assert "gpt-4o:" in printed or "gpt-4o " in printed
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the recipe is one of jq")
+async def test_a_leaked_token_is_found_replaced_and_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    await started(file := file_of(tmp_path, ""))
+    made = await run("gateway account create alice > made\ngateway token create alice --json", file)
+    leaked = msgspec.json.decode(made)["id"]
+    printed = await run(recipe("leak", "sh").replace("alice-3kf9x2a1", leaked), file)
+    assert f"token {leaked}: active" in printed
+    assert "sk-alice-" in printed
+    assert "1.20" in printed
+    assert await run(recipe("agents", "sh"), file)
+
+
+def test_two_gateways_share_a_store_and_a_log(tmp_path: Path) -> None:
+    config = schema.load(file_of(tmp_path, "both"), SECRETS).config
+    assert (config.port.trusted_proxies, config.usage.database[:10]) == (("10.0.0.2",), "postgresql")
+    assert loading.build(schema.load(file_of(tmp_path, "teams"), SECRETS)).entries
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the recipe is one of Node")
+async def test_a_shop_in_node_credits_a_customer_once(tmp_path: Path) -> None:
+    port = free_port()
+    file = demo_in(tmp_path, admin=f"127.0.0.1:{port}")
+    (tmp_path / "shop.mjs").write_text(recipe("shop.mjs", "js", "//"))
+    async with serving(file), api_of(tmp_path, port) as api:
+        await api.call("GET", "/accounts")
+        address = {"GATEWAY_API": f"http://127.0.0.1:{port}", "GATEWAY_API_TOKEN": admin_token(tmp_path)}
+        for _ in range(2):
+            balance, url = (await run("node shop.mjs", file, **address)).split()
+            assert (balance, url.startswith(f"http://127.0.0.1:{port}/enter?ticket=")) == ("20000000", True)
+        status, found = await api.call("GET", "/accounts/ext:cus_Q1w2E3")
+        assert (status, found["balance_micros"]) == (200, 20_000_000)
