@@ -72,7 +72,7 @@ async def test_five_teams_have_budgets_and_one_has_its_own(tmp_path: Path, monke
     assert set(accounts) == {"search", "data", "mobile", "shop", "support"}
     limits = {
         id: [use["limit_micros"] for use in each["budget_use"] if use["window"] == "month"]
-        for id, each in accounts.items()
+        for id, each in accounts.items()  # noqa: A001
     }
     assert limits["search"] == [500_000_000]
     assert limits["data"] == [200_000_000]
