@@ -22,6 +22,7 @@ from gateway import (
     MICROS,
     AccountStatus,
     Alerts,
+    Body,
     Budget,
     BudgetUse,
     Calendar,
@@ -144,8 +145,8 @@ class Quota(Plugin):
         if hold is None:
             return
         body, billed = await exchange.body(), exchange.usage.prompt_tokens
-        price = self.catalogue.price(body.model, exchange[Caller].group) or hold.price
-        price = price.ordered(body.service_tier) if body.service_tier else price
+        price = self.catalogue.price(body.model, exchange[Caller].group)
+        price = hold.price if price is None else ordered(price, body)
         if not billed and price == hold.price:
             return
         full = await self._most(exchange, price, billed)
@@ -254,8 +255,7 @@ class Quota(Plugin):
         price = self.catalogue.price(body.model, caller.group)
         if price is None or not self.catalogue.allows(caller, body.model):
             return None  # `model-routing` refuses the request
-        if body.service_tier:
-            price = price.ordered(body.service_tier)
+        price = ordered(price, body)
         full, budgets = await self._most(exchange, price), self.calendar.budgets(caller, exchange.request.headers)
         falls_back = (
             full or budgets or self.catalogue.models[body.model].fallback
@@ -275,13 +275,15 @@ class Quota(Plugin):
         """Return the most that a request can cost if its failed attempts are billed so many prompt tokens, in micros."""
         body = await exchange.body()
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
-        return price.most(self.catalogue.prompt_tokens_bound(body), body.n * ceiling, billed)
+        return price.most(self.catalogue.prompt_tokens_bound(body), body.n * ceiling, billed, body.units)
 
     async def _fitting(self, exchange: Exchange, price: Price) -> Fitting:
         body = await exchange.body()
         bound = self.catalogue.prompt_tokens_bound(body)
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
         ceilings = range(1, ceiling + 1)
+        if body.unit:
+            return lambda left: 0
         return lambda left: bisect_right(
             ceilings, left, key=lambda most: self._amount(price.most(bound, body.n * most))
         )
@@ -292,6 +294,13 @@ class Quota(Plugin):
 
     def _amount(self, full: int) -> int:
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
+
+
+def ordered(price: Price, body: Body) -> Price:
+    """Return the dearest price that a request can get, by what it is billed by and the service tier that it asks for."""
+    if body.unit:
+        return price.by(body)
+    return price.ordered(body.service_tier) if body.service_tier else price
 
 
 class PlacedHold(msgspec.Struct):

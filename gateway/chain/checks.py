@@ -33,6 +33,7 @@ from gateway.config.authorities import imperfections
 from gateway.config.schema import Config
 from gateway.domain.catalogue import Catalogue, matches
 from gateway.domain.prices import Price
+from gateway.operations.images import MOST_IMAGES
 
 MOST_NAMES: Final = 20
 """Names of a list in a sentence."""
@@ -156,9 +157,11 @@ def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price
     rules, size = BodyRules(), config.port.max_body
     ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
     failed = (catalogue.attempts(model) - 1) * -(-size // BYTES_PER_TOKEN)
-    return price.ordered(AUTO_TIER).most(
+    by_tokens = price.ordered(AUTO_TIER).most(
         max_prompt_tokens(size, catalogue.part_tokens[model]), rules.max_n * ceiling, failed
     )
+    of_a_unit = (Price(0, 0, price.ratio, unit=rate) for _, rate in price.units)
+    return max((by_tokens, *(each.most(0, 0, units=max(size, MOST_IMAGES)) for each in of_a_unit)))
 
 
 def _units(micros: int) -> str:

@@ -156,6 +156,12 @@ class Body(msgspec.Struct, frozen=True):
     _top: dict[str, msgspec.Raw]
     service_tier: str = ""
     """What the caller asked for, such as `priority` or `auto`; empty for the default."""
+    unit: str = ""
+    """What the operation is billed by: `image`, `second` or `character`; empty for tokens."""
+    units: int = 0
+    """The most of them that the request can order."""
+    variant: tuple[str, ...] = ()
+    """What may have a price of its own, such as the quality and the size of pictures."""
 
     @property
     def top(self) -> Mapping[str, msgspec.Raw]:

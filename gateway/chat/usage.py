@@ -79,6 +79,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     `prompt_tokens` contains those that were read from a cache and those that were written to one. `answers`: how many of the
     attempts were answered. `one_prompt`: of several attempts, the prompt tokens of the one that was answered, else the most of one.
+    `units`: the pictures, seconds or characters of an operation that is billed by them.
     """
 
     prompt_tokens: int = 0
@@ -88,6 +89,7 @@ class Usage(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     answers: int = 0
     one_prompt: int | None = None
+    units: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         if "none" in (self.source, other.source):
@@ -103,6 +105,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.cache_write_tokens + other.cache_write_tokens,
             self.answers + other.answers,
             max((self.answers, self.tier_tokens), (other.answers, other.tier_tokens))[1],
+            self.units + other.units,
         )
 
     @property
@@ -130,6 +133,8 @@ class ReportedUsage(msgspec.Struct):
     of_prompt: Counts = NONE
     """The report that `prompt` is of, with the part of it that was cached."""
     last: Counts = NONE
+    units: int | None = None
+    """The pictures or seconds that were told."""
 
     @property
     def final(self) -> bool:

@@ -13,7 +13,8 @@ import msgspec
 from gateway.base.amounts import MICROS
 from gateway.chat.prompt import PartTokens
 from gateway.chat.request import AUTO_TIER, Body, BodyRules
-from gateway.config.schema import AFFINITY, Config, Group, GroupBudgets, GroupLimits, Model, Port, time_zone
+from gateway.config.model import AFFINITY, Model
+from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits, Port, time_zone
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
 from gateway.domain.prices import Price, price_of
 from gateway.operations.operation import SERVED, Operation
@@ -134,12 +135,16 @@ class Catalogue:
         return usable + [alias for alias, model in self.aliases.items() if model in usable]
 
     def tiers(self, model: str, group: str, operation: Operation) -> Tiers:
-        """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
+        """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first.
+
+        None where the model has no price for what the operation is billed by.
+        """
         found = self._serving.get((model, group, operation))
         if found is None:
+            unit = "" if operation.wire is None else operation.wire.unit
+            candidates = self._candidates[model, group] if self.models[model].has_price(unit) else ()
             tiers = (
-                tuple(entry for entry in tier if operation.value in entry[0].channel.operations)
-                for tier in self._candidates[model, group]
+                tuple(entry for entry in tier if operation.value in entry[0].channel.operations) for tier in candidates
             )
             found = self._serving[model, group, operation] = tuple(filter(None, tiers))
         return found

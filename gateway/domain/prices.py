@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from gateway.base.amounts import MICROS
-from gateway.chat.request import AUTO_TIER, DEFAULT_TIER
+from gateway.chat.request import AUTO_TIER, DEFAULT_TIER, Body
 from gateway.chat.usage import Usage
-from gateway.config.schema import Cost, Model, Tier
+from gateway.config.model import Cost, Model, Tier
 
 PER_TOKENS: Final = 1_000_000
 """How many tokens the price of a token is given for."""
@@ -23,7 +23,7 @@ ONE: Final = Fraction(1)
 AS_INPUT: Final = -1
 LARGEST_COST: Final = 10**15
 """Micros that a call can cost the operator; what an upstream reports beyond them is an error of it."""
-_PARTS: Final = ("input", "output", "cached_input", "cache_write", "request")
+_PARTS: Final = ("input", "output", "cached_input", "cache_write", "request", "unit")
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -32,7 +32,8 @@ class Price(msgspec.Struct, frozen=True):
     `cached_input` and `cache_write`: of those tokens of the prompt that the upstream read from a cache or wrote to one; by default
     the same as `input`. `request`: micros for an answer. `tiers`: the prices of requests with more than `above` prompt tokens, in
     ascending order. `most_input` and `most_output`: the highest price of a token here and in the tiers below. `service_tiers`:
-    the factors of the service tiers that have a price, and `service_tier` the one that this is the price of.
+    the factors of the service tiers that have a price, and `service_tier` the one that this is the price of. `units`: the prices of
+    pictures, seconds and characters, in micros a million of them, `unit` that of what a request is billed by.
     """
 
     input: int
@@ -47,6 +48,8 @@ class Price(msgspec.Struct, frozen=True):
     most_output: int = 0
     service_tiers: tuple[tuple[str, Fraction], ...] = ()
     service_tier: str = ""
+    units: tuple[tuple[str, int], ...] = ()
+    unit: int = 0
 
     def __post_init__(self) -> None:
         cached = self.input if self.cached_input == AS_INPUT else self.cached_input
@@ -87,6 +90,18 @@ class Price(msgspec.Struct, frozen=True):
             return self.in_tier(told)
         return self if asked == AUTO_TIER else self.ordered(asked)
 
+    def by(self, body: Body) -> Price:
+        """Return the price of a request that is billed by another unit than tokens: the dearest that it can get."""
+        rates = {name[len(body.unit) + 1 :]: rate for name, rate in self.units if name.partition(" ")[0] == body.unit}
+        named = {
+            name: rate for name, rate in rates.items() if all(_may_be(part, body.variant) for part in name.split())
+        }
+        if named and all(part in body.variant for name in named for part in name.split()):
+            rate = named[max(named, key=lambda name: len(name.split()))]
+        else:
+            rate = max((named or rates).values(), default=0)
+        return Price(0, 0, self.ratio, request=self.request, units=self.units, unit=rate)
+
     def of(self, usage: Usage) -> int:
         """Return the cost of `usage` in micros, rounded up."""
         price = self.at(usage.tier_tokens) if self.tiers else self
@@ -96,6 +111,8 @@ class Price(msgspec.Struct, frozen=True):
             amount += cached * price.cached_input + written * price.cache_write
         if price.request:
             amount += usage.answers * price.request * PER_TOKENS
+        if price.unit:
+            amount += usage.units * price.unit
         return price._rounded(amount)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> int:
@@ -103,11 +120,11 @@ class Price(msgspec.Struct, frozen=True):
         price = self.at(prompt_tokens)
         return price._rounded(prompt_tokens * price.input + completion_tokens * price.output)
 
-    def most(self, prompt_tokens: int, completion_tokens: int, failed_tokens: int = 0) -> int:
+    def most(self, prompt_tokens: int, completion_tokens: int, failed_tokens: int = 0, units: int = 0) -> int:
         """Return the most that a request can cost, in micros, if an attempt is answered and others were billed `failed_tokens`."""
         price = self.at(prompt_tokens) if self.tiers else self
         amount = (prompt_tokens + failed_tokens) * price.most_input + completion_tokens * price.most_output
-        return price._rounded(amount + price.request * PER_TOKENS)
+        return price._rounded(amount + price.request * PER_TOKENS + units * price.unit)
 
     def record(self, usage: Usage) -> dict[str, object]:
         """Return the price of `usage` as it is stored in a usage record, from which a charge can be computed again.
@@ -123,6 +140,8 @@ class Price(msgspec.Struct, frozen=True):
             terms["cache_write"] = price.cache_write
         if price.request and usage.answers:
             terms["request"] = price.request
+        if price.unit:
+            terms |= {"unit": price.unit, "units": usage.units}
         if price.above:
             terms["above"] = price.above
         if price.service_tier:
@@ -159,7 +178,26 @@ def price_of(prices: Model | Cost, ratio: Fraction = ONE, model: Model | None = 
         tiers.append(price)
     given = model.service_tiers if model and prices.service_tiers is None else prices.service_tiers
     factors = tuple((name, Fraction(factor)) for name, factor in (given or {}).items())
-    return msgspec.structs.replace(tiers[0], tiers=tuple(tiers[1:]), service_tiers=factors)
+    given_units = unit_prices(prices) if isinstance(prices, Model) else {}
+    units = tuple(
+        (name, _micros(each if name == "character" else each * PER_TOKENS)) for name, each in given_units.items()
+    )
+    return msgspec.structs.replace(tiers[0], tiers=tuple(tiers[1:]), service_tiers=factors, units=units)
+
+
+def unit_prices(model: Model) -> dict[str, Decimal]:
+    """Return the prices of a picture, by the quality and the size in its name, of a second, and of a million characters."""
+    images = model.image if isinstance(model.image, dict) else {"": model.image}
+    prices = {f"image {name}".strip(): price for name, price in images.items()}
+    prices |= {"second": model.second, "character": model.character}
+    return {name: price for name, price in prices.items() if price is not None}
+
+
+def _may_be(part: str, variant: tuple[str, ...]) -> bool:
+    """Return whether what is ordered may be of this quality or size."""
+    quality, size = variant
+    given = size if part[:1].isdigit() else quality
+    return given in (part, "", AUTO_TIER)
 
 
 def price_from(terms: dict[str, object]) -> Price:

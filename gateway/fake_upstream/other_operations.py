@@ -5,6 +5,7 @@ Every mode answers messages, responses and completions, too: each chunk of a cha
 
 from __future__ import annotations
 
+import email
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -18,6 +19,8 @@ from gateway.fake_upstream.modes import REFUSALS
 
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
 DIMENSIONS: Final = 8
+PICTURE: Final = "iVBORw0KGgo="
+BYTES_A_SECOND: Final = 16_000
 MOST_KEPT: Final = 1_000
 """Responses that are kept."""
 
@@ -275,6 +278,43 @@ def read_texts(body: GivenTexts, path: str, mode: str) -> web.Response:
         return web.json_response({"model": body.model, "results": ranked, "usage": usage})
     data = [{"object": "embedding", "index": number, "embedding": [0.125] * DIMENSIONS} for number in numbers]
     return web.json_response({"object": "list", "data": data, "model": body.model, "usage": usage})
+
+
+class Ordered(msgspec.Struct):
+    """What is ordered of pictures or of sound."""
+
+    model: str = ""
+    n: int = 1
+    input: str = ""
+    response_format: str = ""
+
+
+async def make(request: web.Request, mode: str) -> web.Response:
+    """Answer with pictures, with a sound, or with what is written down of one: a second for each 16,000 bytes."""
+    if mode.isdecimal():
+        return refusal(int(mode), error(*REFUSALS[int(mode)]))
+    body, size = await request.read(), 0
+    if request.content_type == "application/json":
+        ordered = msgspec.json.decode(body, type=Ordered)
+    else:
+        fields: dict[str, str] = {}
+        for each in email.message_from_bytes(
+            f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode() + body
+        ).walk():
+            data, name = each.get_payload(decode=True), each.get_param("name", header="content-disposition")
+            if isinstance(data, bytes) and each.get_filename() is not None:
+                size += len(data)
+            elif isinstance(data, bytes):
+                fields[str(name)] = data.decode()
+        ordered = msgspec.convert(fields, Ordered, strict=False)
+    if "/images/" in request.path:
+        return web.json_response({"created": 1, "data": [{"b64_json": PICTURE} for _ in range(ordered.n)]})
+    if request.path.endswith("/speech"):
+        return web.Response(body=b"ID3" + ordered.input.encode(), content_type="audio/mpeg")
+    if ordered.response_format in ("text", "srt", "vtt"):
+        return web.Response(text="Hello there.", content_type="text/plain")
+    usage = {"type": "duration", "seconds": -(-size // BYTES_A_SECOND)}
+    return web.json_response({"text": "Hello there.", "usage": usage})
 
 
 def counted(chat: ChatBody, kind: str) -> web.Response:

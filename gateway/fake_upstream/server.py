@@ -24,6 +24,7 @@ from gateway.fake_upstream.other_operations import (
     ResponseCompletion,
     TextCompletion,
     counted,
+    make,
     not_kept,
     read_texts,
 )
@@ -114,6 +115,14 @@ class FakeUpstream:
         app.router.add_post("/v1/completions", partial(self._complete, TextCompletion, PromptBody))
         for path in ("/v1/embeddings", "/v1/rerank", "/v1/moderations"):
             app.router.add_post(path, self._read_texts)
+        for path in (
+            "images/generations",
+            "images/edits",
+            "audio/speech",
+            "audio/transcriptions",
+            "audio/translations",
+        ):
+            app.router.add_post(f"/v1/{path}", self._make)
         app.on_shutdown.append(self._cancel_answers)
         return app
 
@@ -213,6 +222,9 @@ class FakeUpstream:
             return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
+
+    async def _make(self, request: web.Request) -> web.StreamResponse:
+        return await make(request, self.mode)
 
 
 def credential_of(request: web.Request) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Self
 
+from gateway.operations.audio import SpeechFormat, TranscriptionsFormat, TranslationsFormat
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.completions import CompletionsFormat
+from gateway.operations.images import ImageEditsFormat, ImagesFormat
 from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
 from gateway.operations.messages import MessageErrors, MessagesFormat, MessageTokensFormat
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponseErrors, ResponsesFormat
@@ -33,6 +35,11 @@ class Operation(StrEnum):
     EMBEDDINGS = "embeddings", EmbeddingsFormat()
     RERANK = "rerank", RerankFormat()
     MODERATIONS = "moderations", ModerationsFormat()
+    IMAGES = "images", ImagesFormat()
+    IMAGE_EDITS = "images.edits", ImageEditsFormat()
+    SPEECH = "speech", SpeechFormat()
+    TRANSCRIPTIONS = "transcriptions", TranscriptionsFormat()
+    TRANSLATIONS = "translations", TranslationsFormat()
     MESSAGES = "messages", MessagesFormat()
     MESSAGE_TOKENS = "messages.tokens", MessageTokensFormat()
     RESPONSES = "responses", ResponsesFormat()

@@ -21,6 +21,7 @@ from gateway.chat.sse import id_text
 from gateway.chat.usage import ReportedUsage
 from gateway.config.channel import BEARER, Channel, CredentialPlace
 
+JSON: Final = "application/json"
 DIGITS: Final = b"0123456789"
 
 _top = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -45,6 +46,7 @@ class CheckedBody(Body, frozen=True):
     `options`: usage is asked for by `stream_options`. `refers`: the ids that it names of what an upstream keeps, of which the first
     is that of an answer that it `goes_on` from. `kept_by`: the channel that keeps them, and the fingerprint of its credential.
     `keeps`: the upstream is to keep the answer. `truncates`: it may leave out a part of the conversation.
+    `media`: the type of the body that is sent, where it has a boundary.
     """
 
     ceiling: str = ""
@@ -55,6 +57,7 @@ class CheckedBody(Body, frozen=True):
     kept_by: tuple[str, str] | None = None
     keeps: bool = False
     truncates: bool = False
+    media: str = ""
 
     def upstream(
         self,
@@ -139,8 +142,9 @@ class WireFormat:
     `path` follows the base address of the gateway and those of upstreams. `answer`: the name of an answer that is not a stream,
     for errors. `auth`: where upstreams take the credential, unless the channel says so. `id_header`: another header with the
     request id; empty for none. `generates`: answers have texts of a model. `free`: nothing is billed. `gathers`: an answer can be
-    gathered from a stream, and translated from another dialect. `keeps`: a request may name what an upstream keeps. `method` and
-    `query`: of requests to upstreams.
+    gathered from a stream, and translated from another dialect. `unit`: what is billed in place of tokens. `accepts`: the type of
+    bodies. `accept`: the types of answers that are no stream, and `media` how these begin. `keeps`: a request may name what an
+    upstream keeps. `method` and `query`: of requests to upstreams.
     """
 
     path: str
@@ -151,6 +155,10 @@ class WireFormat:
     free: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
+    unit: ClassVar[str] = ""
+    accepts: ClassVar[str] = JSON
+    accept: ClassVar[str] = JSON
+    media: ClassVar[tuple[str, ...]] = (JSON,)
     method: str = "POST"
     query: str = ""
 

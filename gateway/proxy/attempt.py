@@ -32,7 +32,7 @@ from gateway.config.channel import Channel
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.facts import Caller, Candidate, Route, Trace
 from gateway.operations.kept import TRUNCATION
-from gateway.operations.wire_format import CheckedBody, WireFormat
+from gateway.operations.wire_format import JSON, CheckedBody, WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, ChunkHooks, EndReason, run_response_hooks
@@ -125,11 +125,13 @@ class UpstreamCall:
                 return UpstreamFailure(refused, unfit=True)
             except DialectFailed as broken:
                 return failure.of_dialect(broken.plugin)
-        accept = "text/event-stream" if self.streamed else "application/json"
+        accept = "text/event-stream" if self.streamed else self.wire.accept
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         trace = self.exchange.get(Trace)
         given = self.exchange.request.headers
         lines = trace_lines(given if trace is None else trace.headers()) + self.wire.lines(given, channel)
+        if isinstance(self.body, CheckedBody) and self.body.media:
+            lines += f"Content-Type: {self.body.media}\r\n"
         session = self.route.session
         if session and channel.session_header:
             lines += f"{channel.session_header}: {session}\r\n"
@@ -343,10 +345,11 @@ class UpstreamCall:
         if not (left or relay.slowed):
             self.pace.learn(self.attempt.usage, relay.events.output.tokens, self.began)
 
-    def prepare_json(self, text: bytes) -> UpstreamFailure | None:
-        """Prepare a JSON answer, which is written once it is charged. Return why there is none: a plugin ended the exchange.
+    def prepare_json(self, text: bytes, media_type: str = JSON) -> UpstreamFailure | None:
+        """Prepare an answer in JSON or of another type, which is written once it is charged.
 
-        Of such an answer the output is not charged, and nothing where a plugin fails.
+        Return why there is none: a plugin ended the exchange. Of such an answer the output is not charged, and nothing where a
+        plugin fails.
         """
         exchange = self.exchange
         text = failure.scrubbed_bytes(text, self.candidate.channel.scrubbed)
@@ -358,7 +361,7 @@ class UpstreamCall:
             except Refused as refused:
                 self.attempt.usage = without_output(used)
                 return UpstreamFailure(refused.with_traceback(None), final=True)
-        self.caller.prepare(200, {"Content-Type": "application/json", **exchange.response_headers}, text)
+        self.caller.prepare(200, {"Content-Type": media_type, **exchange.response_headers}, text)
         self.attempt.usage = used
         exchange.first_byte, exchange.bytes = time.monotonic(), len(text)
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
@@ -389,7 +392,8 @@ async def pass_on(
         await call.keeper.end(response.completion_id, call.wire.item_ids(response), call.attempt.usage)
     if call.caller.gone:
         raise CallerGone
-    return call.prepare_json(response.text)
+    kind = JSON if upstream.media_type == JSON else upstream.headers["Content-Type"]
+    return call.prepare_json(response.text, kind)
 
 
 async def _read(
@@ -400,8 +404,8 @@ async def _read(
     ended: asyncio.Future[EndReason],
 ) -> Response | UpstreamFailure:
     """Return the response, or why there is none. A body is not complete where `ended` was done first."""
-    if upstream.media_type != "application/json":
-        return failure.invalid_response("JSON")
+    if not upstream.media_type.startswith(wire.media):
+        return failure.invalid_response("JSON" if wire.media[0] == JSON else wire.answer)
     read = await read_body(upstream, channel.max_response_bytes, timeout_s, ended)
     if not read.whole:
         if read.long:

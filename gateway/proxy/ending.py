@@ -12,7 +12,7 @@ The usage of a plugin's own answer is read here, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -39,6 +39,11 @@ def meter(
     """
     ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
     attempt.usage = reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
+    if body.unit:
+        told = body.units if reported.units is None else reported.units
+        source: Literal["upstream", "estimated"] = "estimated" if reported.units is None else "upstream"
+        attempt.usage = msgspec.structs.replace(attempt.usage, units=told, source=source)
+        attempt.cost = None  # a channel tells none for what is billed by units
     attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
     attempt.stated_micros = reported.last.cost_micros
     attempt.service_tier = reported.service_tier

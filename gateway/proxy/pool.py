@@ -35,7 +35,7 @@ from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
 from gateway.chat.usage import Pace
 from gateway.config.channel import Channel, CredentialPlace, auth_of
-from gateway.operations.wire_format import WireFormat
+from gateway.operations.wire_format import JSON, WireFormat
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.scheduler import Turns
 from gateway.proxy.upstream import UpstreamConnection
@@ -49,7 +49,6 @@ _NEVER_FILLED: Final = deque[Any]()
 """For all connections: aiohttp's protocol parses nothing here, and an empty deque takes 760 bytes."""
 
 _COMMON: Mapping[str, str] = {
-    "Content-Type": "application/json",
     "Accept-Encoding": "identity",
     "User-Agent": "sluicegate",
 }
@@ -197,7 +196,8 @@ def headers_and_query(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the headers of requests with a credential, without those that differ from request to request, and the query."""
     auth, query = auth_of_channel(channel, dialect, wire), dict(channel.query)
-    given = {**_COMMON, **({} if dialect is None else dialect.headers)}
+    given = {"Content-Type": wire.accepts} if wire.accepts == JSON else {}  # a form's names its boundary
+    given |= {**_COMMON, **({} if dialect is None else dialect.headers)}
     own = {name.lower() for name in channel.headers}
     headers = {name: value for name, value in given.items() if name.lower() not in own} | dict(channel.headers)
     if credential and auth.way == "query":

@@ -64,13 +64,13 @@ class BodyReader:
         self.exchange: Exchange | None = None
         """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
 
-    async def read(self, request: ParsedRequest, caller: CallerConnection) -> bytes | bytearray:
-        """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
+    async def read(self, request: ParsedRequest, caller: CallerConnection, media: str = JSON) -> bytes | bytearray:
+        """Return the whole body, of this type. Raises `Refused`, and `ConnectionError` if the caller left."""
         self.owner = _owner(self.exchange)
         self._share.release()  # of an earlier call, which was cancelled
         self._share = BodyShare(self._budget, self.owner)
         try:
-            _check_head(request, self._port.max_body)
+            _check_head(request, self._port.max_body, media)
             self._share.check(request.content_length or 0)
             await self._decide_first(request)
             if expects_continue(request):
@@ -154,15 +154,15 @@ def _owner(exchange: Exchange | None) -> str:
     return f"address {network_of(exchange.request.peer)}" if caller is None else f"account {caller.account}"
 
 
-def _check_head(request: ParsedRequest, max_body: int) -> None:
+def _check_head(request: ParsedRequest, max_body: int, media: str) -> None:
     headers = request.headers
     if "Content-Encoding" in headers and any(
         value.lower() != "identity" for value in headers.getall("Content-Encoding")
     ):
         raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
     media_type = headers.get("Content-Type", "")
-    if media_type != JSON and media_type.partition(";")[0].strip().lower() != JSON:
-        raise Refused(415, "unsupported_media_type", "Send the header `Content-Type: application/json`.")
+    if media_type != media and media_type.partition(";")[0].strip().lower() != media:
+        raise Refused(415, "unsupported_media_type", f"Send the header `Content-Type: {media}`.")
     if (request.content_length or 0) > max_body:
         raise _too_large(max_body)
 

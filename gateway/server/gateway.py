@@ -297,7 +297,7 @@ class IncomingBody:
         if self._reader is None or self._wire is None:
             raise ConnectionResetError
         try:
-            raw = await self._reader.read(self._request, self._caller)
+            raw = await self._reader.read(self._request, self._caller, self._wire.accepts)
         except Refused:
             self._caller.close_after()
             self._request.protocol.unclear = True

@@ -228,8 +228,13 @@ class ModelList:
 
 
 def _pricing(price: Price) -> dict[str, object]:
-    """Return a price as OpenRouter writes it. A tier begins at `min_prompt_tokens`, that many included."""
-    pricing: dict[str, object] = {**_rates(price), "request": _text(price.request * PER_TOKENS, price.ratio)}
+    """Return a price as OpenRouter writes it, and those of pictures, seconds and characters by these names.
+
+    A tier begins at `min_prompt_tokens`, that many included.
+    """
+    tokens = {} if price.units and not (price.most_input or price.most_output) else _rates(price)
+    pricing: dict[str, object] = {**tokens, "request": _text(price.request * PER_TOKENS, price.ratio)}
+    pricing |= {name: _text(rate, price.ratio) for name, rate in price.units}
     if price.tiers:
         pricing["overrides"] = [{"min_prompt_tokens": tier.above + 1, **_rates(tier)} for tier in price.tiers]
     if price.service_tiers:

@@ -18,6 +18,7 @@ from gateway.chat.dialect import ChatRequest, Dialect
 from gateway.config.channel import Channel
 from gateway.config.schema import NAME
 from gateway.operations.chat_completions import SAMPLE_TOKENS
+from gateway.operations.form import FORM, written
 from gateway.operations.operation import SERVED, Operation
 from gateway.operations.wire_format import WireFormat
 from gateway.proxy.failure import of_answer, scrubbed
@@ -25,6 +26,7 @@ from gateway.proxy.pool import address_of, headers_and_query
 
 MAX_LIST: Final = 4 * 1024 * 1024
 """Bytes of a list of models, at most."""
+BOUNDARY: Final = "sluicegate"
 MAX_BYTES: Final = 64 * 1024
 """Of an answer, how much is read."""
 
@@ -59,6 +61,7 @@ async def try_channel(call: ChannelCall) -> Verdict:
     """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
     channel, dialect, began = call.channel, call.dialect, time.monotonic()
     headers, query = headers_and_query(channel, dialect, call.wire, call.credential)
+    headers["Accept"] = "text/event-stream" if "stream" in call.wire.sample("", "") else call.wire.accept
     timers = channel.timers
     timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
     status = None
@@ -69,7 +72,8 @@ async def try_channel(call: ChannelCall) -> Verdict:
                 address_of(channel, dialect, call.wire),
                 params=query,
                 data=_body(call),
-                headers={**headers, "Accept": "text/event-stream"},
+                headers=headers
+                | ({"Content-Type": f"{FORM}; boundary={BOUNDARY}"} if call.wire.accepts == FORM else {}),
                 proxy=channel.proxy or None,
                 ssl=channel.trust.context if channel.trust else True,
                 allow_redirects=False,
@@ -138,6 +142,8 @@ def _models_in(value: Any) -> Iterator[UpstreamModel]:
 def _body(call: ChannelCall) -> bytes:
     """Return a request in the terms of the upstream."""
     sent = call.wire.sample(call.model, call.channel.ceiling_name)
+    if call.wire.accepts == FORM:
+        return written(sent, BOUNDARY)
     if call.dialect is not None:
         messages = {"messages": msgspec.Raw(msgspec.json.encode(sent["messages"]))}
         sent = msgspec.json.decode(call.dialect.request(ChatRequest(call.model, SAMPLE_TOKENS, messages)))

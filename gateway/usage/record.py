@@ -180,7 +180,9 @@ def charge_of(record: Record) -> int:
     """Return the charge, computed again from the record's own price and tokens."""
     answers = 1 if "request" in record.price else 0
     tokens = (record.prompt_tokens, record.completion_tokens, record.usage_source, record.cached_tokens)
-    cost = price_from(record.price).of(Usage(*tokens, record.cache_write_tokens, answers))
+    units: Any = record.price.get("units", 0)
+    usage = Usage(*tokens, record.cache_write_tokens, answers, units=int(units))
+    cost = price_from(record.price).of(usage)
     capped: Any = record.price.get("capped_micros", cost)
     return min(cost, int(capped))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from gateway.chat.request import BodyRules, FixedFields, check
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Group, Model, Serving
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Group
 from gateway.domain.catalogue import Catalogue
 
 RAW = b'{"model":"m","messages":[{"role":"user","content":"\\u0041 1.0e2"}],"stream":true,"seed" : 7,"User":"u","top_p":1.0e-1}'

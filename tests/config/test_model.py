@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from gateway.base.errors import Misconfigured
-from gateway.config.schema import Cost, Model, Serving, Tier, load
+from gateway.config.model import Cost, Model, Serving, Tier
+from gateway.config.schema import load
 
-PRICE = "give `input` and `output` prices per million tokens, or `free: true` without them"
+PRICE = (
+    "give `input` and `output` prices per million tokens, or `free: true` without them; or `image`, `second` or `character`, for "
+    "what is billed by these alone"
+)
 RANGE = "prices must be from 0 to 1000000, with at most six decimals"
 TIERS = "tiers must be at most 16, each with a larger `above` than the one before"
 NAMED = "service_tiers are named by letters and digits, and `default` and `auto` need no price"

@@ -22,24 +22,21 @@ from gateway.chat.fields import REMEDIES, UNPRICED
 from gateway.config.channel import Channel, Timers
 from gateway.config.decode import Section
 from gateway.config.document import find, shipped
+from gateway.config.model import Cost, Model, Serving, Tier
 from gateway.config.schema import (
     SECTIONS,
     AdminSso,
     AlertSettings,
     Config,
-    Cost,
     Demo,
     Group,
     GroupBudgets,
     GroupLimits,
     Loaded,
-    Model,
     PluginEntry,
     Port,
     PortalSettings,
-    Serving,
     StoreSettings,
-    Tier,
     Tls,
     UsageSettings,
     host_port,
@@ -48,7 +45,10 @@ from gateway.config.schema import (
 
 CHANNEL = "channels: {up: {base_url: 'http://h/v1'}}\n"
 NUMBERED_FROM_0 = "plugins:\n  - use: usage-logger\n  - use: auth\n"
-PRICE = "give `input` and `output` prices per million tokens, or `free: true` without them"
+PRICE = (
+    "give `input` and `output` prices per million tokens, or `free: true` without them; or `image`, `second` or `character`, for "
+    "what is billed by these alone"
+)
 RANGE = "prices must be from 0 to 1000000, with at most six decimals"
 ADDRESS = "must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080"
 BUDGET = "must be an amount above 0, 1000000000 at most, with at most six decimals; leave it out for no budget"
@@ -81,10 +81,8 @@ WRONG = {
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
-    "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, context_length, fallback, file_tokens, "
-    "free, image_tokens, input, "
-    "max_output_tokens, "
-    "order, output, request, service_tiers, tiers",
+    "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, character, context_length, fallback, "
+    "file_tokens, free, image, image_tokens, input, max_output_tokens, order, output, request, second, service_tiers, tiers",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
     "unknown setting; known here: cost, model, priority, use, weight",
     "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: budgets, channels, enabled, limits, models, ratio",
@@ -102,10 +100,8 @@ WRONG = {
     "groups: {g: {models: [4]}}": "1: groups.g.models[0]: must be text, not a whole number; put it in quotes",
     "models: {m: {input: 2026-01-01, output: 1, channels: [a]}}": "1: models.m.input: must be a number, such as 0.15",
     "models: {m: {input: 0,15, output: 1, channels: [a]}}": "1: models.m.15: unknown setting; "
-    "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, context_length, fallback, file_tokens, "
-    "free, image_tokens, input, "
-    "max_output_tokens, "
-    "order, output, request, service_tiers, tiers",
+    "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, character, context_length, fallback, "
+    "file_tokens, free, image, image_tokens, input, max_output_tokens, order, output, request, second, service_tiers, tiers",
     # Sections that are there and empty
     "port:": f"1: port: {NO_MAPPING}",
     "channels:": "1: channels: must be a mapping of names to settings",

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Group, Model, Serving, load
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Group, load
 from gateway.domain.catalogue import Catalogue, matches
 from gateway.domain.facts import Caller
 from gateway.domain.prices import Price

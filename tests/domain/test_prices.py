@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat.usage import ReportedUsage, Usage, read_counts
-from gateway.config.schema import Cost, Model, Tier
+from gateway.config.model import Cost, Model, Tier
 from gateway.domain.prices import Price, price_from, price_of
 
 amounts = st.decimals(0, 1_000_000, places=6)

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.base.errors import Refused
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream

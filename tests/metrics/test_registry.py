@@ -10,7 +10,8 @@ import pytest
 from gateway.base.errors import Refused, StoreAway, StoreError
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.exchange import Attempt, Exchange, Outcome
 from gateway.domain.prices import Price

@@ -16,6 +16,7 @@ from gateway.chat.request import Body, BodyRules, checked
 from gateway.config.channel import ServedOperation
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.completions import CompletionsBody, CompletionsFormat
+from gateway.operations.form import FORM, written
 from gateway.operations.input_only import (
     DOCUMENT_ALLOWANCE,
     TEXT_ALLOWANCE,
@@ -48,8 +49,9 @@ PNG = base64.b64encode(bytes(30_000)).decode()
 
 
 def body(wire: WireFormat, fields: dict[str, Any] | bytes, **rules: Any) -> Body:
-    raw = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return checked(wire.check(raw, BodyRules(**rules)))
+    if isinstance(fields, dict):
+        fields = written(fields) if wire.accepts == FORM else json.dumps(fields).encode()
+    return checked(wire.check(fields, BodyRules(**rules)))
 
 
 def image(source: dict[str, Any], kind: str = "image") -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ import pytest
 from gateway import Caller, Candidate, Refused, Route
 from gateway.chat.request import BodyRules, check
 from gateway.config.channel import Channel
-from gateway.config.schema import AFFINITY, Config, Group, Model, Serving
+from gateway.config.model import AFFINITY, Model, Serving
+from gateway.config.schema import Config, Group
 from gateway.store.channels import FIRST_EVENT_MS, ChannelReport
 from gateway.store.client.client import Client
 from gateway.testing import MINIMAL_BODY, PATIENT, exchange, services, started

@@ -19,7 +19,8 @@ from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.base.errors import StoreAway
 from gateway.chat.prompt import MAX_PARTS
 from gateway.config.channel import Channel, Timers
-from gateway.config.schema import Config, Group, Model, Serving, StoreSettings, Tier
+from gateway.config.model import Model, Serving, Tier
+from gateway.config.schema import Config, Group, StoreSettings
 from gateway.operations.operation import Operation
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client

@@ -14,7 +14,8 @@ from gateway import Attempt, Caller, Candidate, Exchange, Outcome, Price, Refuse
 from gateway.base.errors import StoreAway
 from gateway.base.ids import arrival_ms, utc
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, run_end, run_request, services, started

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from gateway.base.errors import Misconfigured
 from gateway.chain.loading import plugin_class
-from gateway.config.schema import Config, Demo, Model, PluginEntry, Serving, Tls, load
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Demo, PluginEntry, Tls, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigTest
 from gateway.runtime.reload import RELOADABLE, Reloader

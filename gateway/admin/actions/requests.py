@@ -25,7 +25,7 @@ from gateway.base.text import counted
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain import exchange
 from gateway.domain.exchange import Outcome
-from gateway.domain.prices import price_from
+from gateway.domain.prices import PER_TOKENS, price_from
 from gateway.store.accounts import Account
 from gateway.store.tokens import Token
 from gateway.usage import completeness, queries
@@ -429,6 +429,9 @@ def _sum(record: Record) -> str:
     )
     parts = " + ".join(f"{count:,} {kind} x {amount(each)}" for count, kind, each in tokens if count)
     parts = f"{parts} a million" if parts else ""
+    if price.unit:
+        parts = f"{record.price.get('units')} x {amount(price.unit // PER_TOKENS)}"
+        parts = parts if price.unit >= PER_TOKENS else f"{record.price.get('units')} x {amount(price.unit)} a million"
     if price.request:
         parts = f"{parts} + {amount(price.request)} for the answer".removeprefix(" + ")
     return f" = {parts}" if price.ratio == 1 else f" = ({parts}) x {price.ratio} of the group"

@@ -18,9 +18,11 @@ from gateway.base.ids import utc
 from gateway.chain import loading
 from gateway.chain.plugin import Plugin
 from gateway.config.decode import describe_type
-from gateway.config.schema import Cost, Group, Loaded, Model, PluginEntry, Tier
+from gateway.config.model import Cost, Model, Tier
+from gateway.config.schema import Group, Loaded, PluginEntry
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.domain.prices import unit_prices
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -70,10 +72,14 @@ class TierRates(Rates, frozen=True, kw_only=True):
 
 
 class Prices(Rates, frozen=True, kw_only=True):
-    """All prices of a model, or costs of a channel. `request_micros`: for each request that was answered."""
+    """All prices of a model, or costs of a channel. `request_micros`: for each request that was answered.
+
+    `units`: the prices of a picture, also by its quality and size, of a second, and of a million characters, as in the file.
+    """
 
     request_micros: int | None
     tiers: list[TierRates]
+    units: dict[str, str] = {}
 
 
 class ServedBy(msgspec.Struct, frozen=True):
@@ -126,7 +132,10 @@ def _described_model(catalogue: Catalogue, name: str, model: Model) -> ModelServ
 
 def _prices(of: Model | Cost) -> Prices:
     tiers = [TierRates(*_rates(tier), above=tier.above) for tier in of.tiers]
-    return Prices(*_rates(of), request_micros=_micros(of.request), tiers=tiers)
+    units = unit_prices(of) if isinstance(of, Model) else {}
+    return Prices(
+        *_rates(of), request_micros=_micros(of.request), tiers=tiers, units={name: f"{units[name]}" for name in units}
+    )
 
 
 def _rates(of: Model | Cost | Tier) -> tuple[int | None, ...]:

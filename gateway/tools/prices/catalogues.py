@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.base.errors import Misconfigured, cannot_use
-from gateway.config.schema import Cost, Tier
+from gateway.config.model import Cost, Tier
 
 SHAPE: Final = "LiteLLM's model_prices_and_context_window.json"
 

@@ -15,7 +15,8 @@ import msgspec
 
 from gateway.base.errors import Misconfigured
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Cost, Model, Serving
+from gateway.config.model import Cost, Model, Serving
+from gateway.config.schema import Config
 from gateway.tools.prices import catalogues
 from gateway.tools.prices.catalogues import CatalogueEntry, PriceList, plain
 

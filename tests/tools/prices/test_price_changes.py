@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from gateway.config.schema import Cost, Model, Tier
+from gateway.config.model import Cost, Model, Tier
 from gateway.tools.prices.match import PriceChange, changes, merged, prices_of
 from tests.tools.prices.test_price_entry import cost, tier
 

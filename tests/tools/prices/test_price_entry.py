@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.schema import Cost, Tier
+from gateway.config.model import Cost, Tier
 from gateway.tools.prices.catalogues import CatalogueEntry, Priced, load, read
 from tests.tools.prices.test_price_list import LITELLM
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.base.errors import Misconfigured
 from gateway.config.channel import Channel
-from gateway.config.schema import Model, Serving
+from gateway.config.model import Model, Serving
 from gateway.tools.prices.catalogues import CatalogueEntry, PriceList, load
 from gateway.tools.prices.match import Match, Matcher
 from tests.tools.prices.test_price_list import LITELLM

@@ -1,0 +1,228 @@
+"""Audio: texts that are spoken, which cost the price of their characters, and sounds that are written down, that of their seconds.
+
+A sound passes as it comes, and so does what is written of it in another form than JSON. What tells no seconds costs those of the
+file, as far as its form tells them (`seconds_of`), so that nobody chooses by a form of answer whether it is billed. Events are not
+asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from math import ceil
+from typing import ClassVar, Final
+
+import msgspec
+
+from gateway.base.errors import Refused
+from gateway.chat.answers import Response
+from gateway.chat.events import EventStream
+from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
+from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top
+from gateway.chat.usage import MAX_COUNT, ReportedUsage, read_counts
+from gateway.config.channel import Channel
+from gateway.operations.form import FORM, MultipartBody, MultipartForm
+from gateway.operations.images import billed_by
+from gateway.operations.input_only import OTHER_TEXTS
+from gateway.operations.typed_events import NULL, part
+from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
+
+MOST_CHARACTERS: Final = 100_000
+LEAST_BYTES_A_SECOND: Final = 750
+"""Of a sound: the 6 kbit/s of Opus at its lowest. A shorter file of so many seconds is not known."""
+WAV_HEAD: Final = 44
+"""Bytes before the first sample, at least."""
+FRAMES: Final = 2000
+"""Frames of MP3 between two pauses."""
+
+SILENCE: Final = struct.pack(
+    "<4sI4s4sIHHIIHH4sI1600x", b"RIFF", 1636, b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16, b"data", 1600
+)
+
+SPEECH: Final = FieldNames(
+    ("model", "input", "instructions", "voice", "stream", "stream_format"),
+    ("response_format", "speed", "user", "language", "seed", "sample_rate"),
+    {**REMEDIES, **dict.fromkeys((*OTHER_TEXTS, "ssml", "segments"), "send the text as 'input'")},
+    UNPRICED | {"service_tier"},
+)
+HEARD: Final = FieldNames(
+    ("model", "stream", "response_format"),
+    (
+        *("language", "prompt", "temperature", "chunking_strategy", "include[]", "timestamp_granularities[]", "user"),
+        *("hotwords", "vad_filter"),
+    ),
+    {**REMEDIES, **dict.fromkeys(("url", "file_url", "audio_url", "file_id", "audio"), "send the sound as 'file'")},
+    UNPRICED | {"service_tier", "diarize", "known_speaker_references[]"},
+)
+RATES: Final = (44100, 48000, 32000)
+LAYER_3: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+LAYER_3_LOW: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+
+_text = msgspec.json.Decoder(str | None)
+_boolean = msgspec.json.Decoder(bool | None)
+
+
+class Sound(Response, frozen=True):
+    """An answer that is no JSON: a sound, or a text. Nothing of it is read."""
+
+    @property
+    def usage(self) -> ReportedUsage:
+        """No usage: the request says what it costs."""
+        return ReportedUsage()
+
+    @property
+    def completion_id(self) -> str:
+        """No id."""
+        return ""
+
+    def estimate_output(self) -> int:
+        """Return 0: a sound has no tokens here."""
+        return 0
+
+
+class _Heard(msgspec.Struct):
+    seconds: float | None = None
+
+
+_heard = msgspec.json.Decoder(_Heard)
+_number = msgspec.json.Decoder(float)
+
+
+class HeardAnswer(JsonAnswer, frozen=True):
+    """What was written down of a sound. Its seconds are `usage.seconds`, or `duration` of the verbose form."""
+
+    @property
+    def usage(self) -> ReportedUsage:
+        """The seconds, and the tokens, as far as they are told."""
+        told = part(_heard, self.top.get("usage", NULL))
+        seconds = told.seconds if told and told.seconds else part(_number, self.top.get("duration", NULL))
+        reported = ReportedUsage(units=ceil(seconds) if seconds and 0 < seconds < MAX_COUNT else None)
+        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
+            reported.add(counts, final=True)
+        return reported
+
+    def estimate_output(self) -> int:
+        """Return 0: nothing is billed by tokens."""
+        return 0
+
+
+class SpeechFormat(WireFormat):
+    """The wire format of `POST /v1/audio/speech`."""
+
+    path = "/audio/speech"
+    answer = "a sound"
+    unit = "character"
+    generates = False
+    accept = "*/*"
+    media: ClassVar[tuple[str, ...]] = ("audio/", "application/octet-stream")
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for one word."""
+        return {"model": model, "input": "Hello", "voice": "alloy"}
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked body. Raises `Refused`."""
+        top = yield from parse_top(raw, rules.max_depth, "'model', 'input' and 'voice'")
+        check_names(top, rules.allow_fields, SPEECH)
+        model = check_model(top)
+        spoken, added = (field(top, name, _text, "a text") or "" for name in ("input", "instructions"))
+        if not spoken or len(spoken) + len(added) > MOST_CHARACTERS:
+            raise invalid_field("input", f"'input' is required: a text of at most {MOST_CHARACTERS} characters.")
+        field(top, "voice", _text, "the name of a voice")
+        if field(top, "stream", _boolean, "true or false") or field(top, "stream_format", _text, "a text") == "sse":
+            raise Refused(
+                400, "not_served", "Sound is answered as a file here: leave 'stream_format' out.", param="stream_format"
+            )
+        return CheckedBody(**billed_by(self.unit, model, len(spoken) + len(added)), size=len(raw), _top=top)
+
+    def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+        """Return a parser that is never fed: no stream is asked for, and none is accepted."""
+        return EventStream(drop_usage=False)
+
+    def read(self, text: bytes) -> Response | None:
+        """Return the sound."""
+        return Sound(text, b"") if text else None
+
+
+class TranscriptionsFormat(SpeechFormat):
+    """The wire format of `POST /v1/audio/transcriptions`: a form with a sound."""
+
+    path = "/audio/transcriptions"
+    answer = "a text"
+    unit = "second"
+    accepts = FORM
+    media = ("application/json", "text/", "application/x-subrip")
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for what is said in a tenth of a second of silence."""
+        return {"model": model, "file": SILENCE}
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked form. Raises `Refused`."""
+        form = yield from MultipartForm.read(raw, ("file",))
+        if not form.files:
+            raise invalid_field("file", "'file' is required: a sound.")
+        top = form.top(booleans=("stream",))
+        check_names(top, rules.allow_fields, HEARD)
+        model = check_model(top)
+        if field(top, "stream", _boolean, "true or false"):
+            raise Refused(
+                400, "not_served", "Sound is written down as a whole here: leave 'stream' out.", param="stream"
+            )
+        ((_, begin, end),) = form.files
+        seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
+        return MultipartBody.of(form, billed_by(self.unit, model, seconds))
+
+    def read(self, text: bytes) -> Response | None:
+        """Return what was written down, in JSON or not. Raises `ValueError` for what is no JSON."""
+        if not text.lstrip().startswith(b"{"):
+            return Sound(text, b"")
+        return HeardAnswer.of(text, "text", b'"')
+
+
+class TranslationsFormat(TranscriptionsFormat):
+    """The wire format of `POST /v1/audio/translations`: the same, in English."""
+
+    path = "/audio/translations"
+
+
+def seconds_of(sound: memoryview) -> Generator[None, None, int]:
+    """Return the most whole seconds that a sound can have, with pauses.
+
+    Those of WAV and MP3 are what decoders play. Of any other form the size alone bounds them: what such a file says of itself may
+    be wrong.
+    """
+    exact: float | None = None
+    if bytes(sound[:4]) == b"RIFF" and bytes(sound[8:16]) == b"WAVEfmt ":
+        exact = _of_wav(sound)
+    elif bytes(sound[:3]) == b"ID3" or bytes(sound[:2]) in (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xfa"):
+        exact = yield from _of_mp3(sound)
+    return max(1, ceil(exact if exact is not None else len(sound) / LEAST_BYTES_A_SECOND))
+
+
+def _of_wav(sound: memoryview) -> float | None:
+    """Return the seconds of all bytes after the head of PCM; None for another coding."""
+    if len(sound) < WAV_HEAD:
+        return None
+    coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", sound, 20)
+    a_second = channels * rate * bits / 8
+    return max(0, len(sound) - WAV_HEAD) / a_second if coding in (1, 3) and a_second >= LEAST_BYTES_A_SECOND else None
+
+
+def _of_mp3(sound: memoryview) -> Generator[None, None, float | None]:
+    """Return the seconds of the frames of MP3; None where what follows a tag is none, or something else is among them."""
+    at, seconds, frames = 0, 0.0, 0
+    if bytes(sound[:3]) == b"ID3" and len(sound) > 10:
+        at = 10 + sum((byte & 0x7F) << shift for byte, shift in zip(sound[6:10], (21, 14, 7, 0), strict=True))
+    while at + 4 <= len(sound) and bytes(sound[at : at + 3]) != b"TAG":
+        sync, flags, rates = sound[at], sound[at + 1], sound[at + 2]
+        version, layer = flags >> 3 & 3, flags >> 1 & 3
+        if sync != 0xFF or flags < 0xE0 or version == 1 or layer != 1 or rates >> 2 & 3 == 3 or not 0 < rates >> 4 < 15:
+            return None
+        rate = RATES[rates >> 2 & 3] >> {3: 0, 2: 1, 0: 2}[version]
+        samples, kbits = (1152, LAYER_3) if version == 3 else (576, LAYER_3_LOW)
+        at += samples // 8 * kbits[rates >> 4] * 1000 // rate + (rates >> 1 & 1)
+        seconds, frames = seconds + samples / rate, frames + 1
+        if frames % FRAMES == 0:
+            yield
+    return seconds if frames else None

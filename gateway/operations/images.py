@@ -1,0 +1,132 @@
+"""Images: pictures that are made of a prompt, and pictures that are changed by one. Each costs the model's price of an `image`.
+
+That price may differ by quality and size. Where a request leaves one of them open, or to the upstream (`auto`), it costs the
+dearest that it can get. Answers are JSON: no stream is asked for. Their pictures have megabytes, and are counted, not decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+import msgspec
+
+from gateway.base.errors import Refused
+from gateway.chat.answers import Response
+from gateway.chat.events import EventStream
+from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
+from gateway.chat.prompt import PromptBound
+from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top, positive
+from gateway.chat.usage import ReportedUsage, read_counts
+from gateway.config.channel import Channel
+from gateway.operations.form import FORM, MultipartBody, MultipartForm
+from gateway.operations.typed_events import NULL
+from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
+
+MOST_IMAGES: Final = 10
+"""As many as OpenAI makes at once."""
+PIXEL: Final = (
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\b\4\0\0\0\xb5\x1c\f\2\0\0\0\vIDATx\xdacd`\0\0\0\6\0\x020\x81\xd0/"
+    b"\0\0\0\0IEND\xaeB`\x82"
+)
+USE_N: Final = "use 'n'"
+USE_SIZE: Final = "use 'size'"
+FIELDS: Final = FieldNames(
+    ("model", "prompt", "n", "size", "quality", "stream"),
+    (
+        *("background", "output_format", "output_compression", "moderation", "response_format", "style", "user"),
+        *("seed", "negative_prompt", "input_fidelity"),
+    ),
+    {
+        **REMEDIES,
+        **dict.fromkeys(("num_images", "num_outputs", "num_images_per_prompt", "samples", "batch_size"), USE_N),
+        **dict.fromkeys(("width", "height", "image_size", "aspect_ratio", "resolution", "megapixels"), USE_SIZE),
+        "prompts": "send one 'prompt'",
+    },
+    UNPRICED | {"service_tier", "partial_images", "frame_count", "svg", "steps", "num_inference_steps"},
+)
+
+_text = msgspec.json.Decoder(str | None)
+_boolean = msgspec.json.Decoder(bool | None)
+_pictures = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class ImagesAnswer(JsonAnswer, frozen=True):
+    """The pictures that were made."""
+
+    @property
+    def usage(self) -> ReportedUsage:
+        """The number of pictures, and the tokens that the upstream tells beside it."""
+        reported = ReportedUsage(units=len(_pictures.decode(self.top["data"])))
+        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
+            reported.add(counts, final=True)
+        return reported
+
+    def estimate_output(self) -> int:
+        """Return 0: pictures have no tokens here."""
+        return 0
+
+
+class ImagesFormat(WireFormat):
+    """The wire format of `POST /v1/images/generations`."""
+
+    path = "/images/generations"
+    answer = "a list of pictures"
+    unit = "image"
+    generates = False
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request for one picture."""
+        return {"model": model, "prompt": "A dot", "n": 1}
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked body. Raises `Refused`."""
+        top = yield from parse_top(raw, rules.max_depth, "'model' and 'prompt'")
+        return CheckedBody(**self._checked(top, rules), size=len(raw), _top=top)
+
+    def _checked(self, top: dict[str, msgspec.Raw], rules: BodyRules) -> dict[str, Any]:
+        """Return the fields of a body. Raises `Refused`."""
+        check_names(top, rules.allow_fields, FIELDS)
+        model = check_model(top)
+        if not field(top, "prompt", _text, "a text"):
+            raise invalid_field("prompt", "'prompt' is required: a text.")
+        if field(top, "stream", _boolean, "true or false"):
+            raise Refused(400, "not_served", "Pictures are answered as JSON here: leave 'stream' out.", param="stream")
+        variant = tuple(field(top, name, _text, "a text") or "" for name in ("quality", "size"))
+        return billed_by(self.unit, model, positive(top, "n", min(MOST_IMAGES, rules.max_n)) or 1, variant)
+
+    def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
+        """Return a parser that is never fed: no stream is asked for, and none is accepted."""
+        return EventStream(drop_usage=False)
+
+    def read(self, text: bytes) -> Response | None:
+        """Return the pictures. Raises `ValueError` for what is no JSON."""
+        return ImagesAnswer.of(text, "data")
+
+
+class ImageEditsFormat(ImagesFormat):
+    """The wire format of `POST /v1/images/edits`: a form with pictures, each as a file."""
+
+    path = "/images/edits"
+    accepts = FORM
+
+    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
+        """Return a request to change a picture of one pixel."""
+        return {**super().sample(model, ceiling_field), "image": PIXEL}
+
+    def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
+        """Return the checked form. Raises `Refused`."""
+        form = yield from MultipartForm.read(raw, ("image", "image[]", "mask"))
+        if not form.files:
+            raise invalid_field("image", "'image' is required: a file.")
+        top = form.top(numbers=("n", "seed", "output_compression"), booleans=("stream",))
+        return MultipartBody.of(form, self._checked(top, rules))
+
+
+def billed_by(unit: str, model: str, units: int, variant: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a body that is billed by other units than tokens."""
+    return {
+        **{"model": model, "stream": False, "max_tokens": None, "n": 0, "asked_usage": False, "messages": 0},
+        **{"prompt_tokens_estimate": 0, "prompt_bound": PromptBound(0), "_stream_options": {}},
+        **{"unit": unit, "units": units, "variant": variant},
+    }

@@ -1,0 +1,242 @@
+"""Operations that are billed by pictures, seconds and characters: what is held and charged, and what has no price."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.fake_upstream import FakeUpstream
+from gateway.operations.form import FORM, written
+from gateway.operations.operation import SERVED
+from gateway.testing import Running, running
+from gateway.usage.record import charge_of
+from tests.patience import PATIENCE_S
+from tests.whole.aftermath import last_end_record
+from tests.whole.conftest import CHAIN
+from tests.whole.raw import Answer, ask, chat, get
+
+pytestmark = pytest.mark.usefixtures("client")
+
+FILE = """
+channels: {{up: {{base_url: "{url}", operations: [{operations}], on_caller_gone: cancel}}}}
+models:
+  pictures: {{image: {{low: 0.01, "high 1024x1024": 0.17, "1024x1536": 0.05}}, channels: [{{use: up, model: theirs}}]}}
+  plain: {{image: 0.04, request: 0.001, channels: [up]}}
+  voice: {{character: 15, channels: [up]}}
+  ears: {{second: 0.0001, channels: [{{use: up, model: the longer name}}]}}
+  words: {{input: 1, output: 2, channels: [up]}}
+  gratis: {{free: true, channels: [up]}}
+groups: {{default: {{}}}}
+{chain}
+"""
+SECOND = 16_000
+IMAGES, EDITS, SPEECH = "/v1/images/generations", "/v1/images/edits", "/v1/audio/speech"
+HEARD = ("/v1/audio/transcriptions", "/v1/audio/translations")
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream(pace_s=0) as fake:
+        yield fake
+
+
+@asynccontextmanager
+async def serving(
+    upstream: FakeUpstream, url: str, folder: Path, credit: int = 5_000_000
+) -> AsyncIterator[tuple[Running, str]]:
+    yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
+    async with running(yaml, folder, url) as gateway:
+        yield gateway, await gateway.token(credit=credit)
+
+
+async def post(gateway: Running, token: str, path: str, body: dict[str, Any]) -> Answer:
+    return await ask(gateway.port, chat(token, json.dumps(body).encode(), path=path))
+
+
+async def send_form(gateway: Running, token: str, path: str, fields: dict[str, Any]) -> Answer:
+    raw = written(fields, "border-7")
+    return await ask(gateway.port, chat(token, raw, path=path, headers={"Content-Type": f"{FORM}; boundary=border-7"}))
+
+
+async def charged(gateway: Running, credit: int = 5_000_000) -> int:
+    """Return what the account was charged."""
+    async with asyncio.timeout(PATIENCE_S):  # an error is sent before its end is written
+        while (account := await gateway.store.accounts.get("tester")) is None or account.holds:
+            await asyncio.sleep(0.01)
+    assert await gateway.store.wallet.verify("tester") == []
+    return credit - account.balance_micros
+
+
+def wav(seconds: float) -> bytes:
+    data = bytes(int(seconds * SECOND))
+    head = struct.pack(
+        "<4sI4s4sIHHIIHH", b"RIFF", len(data) + 36, b"WAVE", b"fmt ", 16, 1, 1, SECOND // 2, SECOND, 2, 16
+    )
+    return head + b"data" + struct.pack("<I", len(data)) + data
+
+
+ORDERED = [
+    (IMAGES, {"model": "pictures", "prompt": "x", "quality": "low", "size": "1024x1024"}, 10_000),
+    (IMAGES, {"model": "pictures", "prompt": "x", "quality": "high", "size": "1024x1024", "n": 3}, 510_000),
+    (IMAGES, {"model": "pictures", "prompt": "x", "quality": "medium", "size": "1024x1536"}, 50_000),
+    (IMAGES, {"model": "pictures", "prompt": "x", "quality": "medium", "size": "64x64"}, 170_000),
+    (IMAGES, {"model": "pictures", "prompt": "x", "quality": "auto", "size": "1024x1536"}, 50_000),
+    (IMAGES, {"model": "pictures", "prompt": "x"}, 170_000),
+    (IMAGES, {"model": "plain", "prompt": "x", "n": 2, "size": "64x64"}, 81_000),
+    (IMAGES, {"model": "gratis", "prompt": "x", "n": 2}, 0),
+    (SPEECH, {"model": "voice", "input": "Grüß dich", "voice": "alloy", "instructions": "softly"}, 225),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "cost"), ORDERED)
+async def test_what_is_ordered_is_charged_by_its_unit(
+    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, body: dict[str, Any], cost: int
+) -> None:
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        answer = await post(gateway, token, path, body)
+        assert answer.status == 200, answer.body
+        if path == SPEECH:
+            assert (answer.headers["content-type"], answer.body) == ("audio/mpeg", b"ID3" + body["input"].encode())
+        else:
+            assert len(json.loads(answer.body)["data"]) == body.get("n", 1)
+        record = await last_end_record(gateway)
+        assert await charged(gateway) == record.charge_micros == cost
+        assert body["model"] == "gratis" or charge_of(record) == cost
+        assert json.loads(upstream.requests[0].body) == body | (
+            {"model": "theirs"} if body["model"] == "pictures" else {}
+        )
+
+
+@pytest.mark.parametrize("path", HEARD)
+@pytest.mark.parametrize(("kind", "seconds"), [("json", 5), ("text", 5), ("verbose_json", 5)])
+async def test_a_sound_is_charged_by_its_seconds_in_whichever_form_it_is_written_down(
+    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, kind: str, seconds: int
+) -> None:
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        sound = wav(4.5)
+        fields = {"response_format": kind, "model": "ears", "language": "en"}
+        answer = await send_form(gateway, token, path, fields | {"file": sound})
+        assert answer.status == 200, answer.body
+        assert answer.headers["content-type"].startswith("text/plain" if kind == "text" else "application/json")
+        assert await charged(gateway) == (await last_end_record(gateway)).charge_micros == seconds * 100
+        (sent,) = upstream.requests
+        assert sent.body == written(fields | {"model": "the longer name", "file": sound}, "border-7")
+        assert sent.headers.getall("Content-Type") == [f"{FORM}; boundary=border-7"]
+
+
+async def test_pictures_are_changed_by_a_form(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> None:
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        files = {"image[]": b"\x89PNG", "mask": b"\x89PNG"}
+        answer = await send_form(gateway, token, EDITS, {"model": "plain", "prompt": "x", "n": 2} | files)
+        assert (answer.status, len(json.loads(answer.body)["data"])) == (200, 2)
+        assert await charged(gateway) == 81_000
+
+
+UNPRICED = [
+    (IMAGES, {"model": "words", "prompt": "x"}),
+    (SPEECH, {"model": "words", "input": "x", "voice": "v"}),
+    (SPEECH, {"model": "plain", "input": "x", "voice": "v"}),
+    ("/v1/chat/completions", {"model": "plain", "messages": [{"role": "user", "content": "hi"}], "stream": True}),
+    ("/v1/embeddings", {"model": "voice", "input": "hi"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), UNPRICED)
+async def test_a_model_without_a_price_for_the_unit_is_not_served(
+    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        answer = await post(gateway, token, path, body)
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        assert upstream.requests == []
+        assert await charged(gateway) == 0
+
+
+REFUSED = [
+    (IMAGES, {"model": "plain", "prompt": "x", "stream": True}, "stream", "not_served"),
+    (IMAGES, {"model": "plain", "prompt": "x", "n": 11}, "n", "invalid_request"),
+    (IMAGES, {"model": "plain", "prompt": "x", "num_images": 3}, "num_images", "invalid_request"),
+    (IMAGES, {"model": "plain", "prompt": "x", "N": 3}, "N", "invalid_request"),
+    (IMAGES, {"model": "plain", "prompt": "x", "width": 4096}, "width", "invalid_request"),
+    (IMAGES, {"model": "plain", "prompt": "x", "partial_images": 3}, "partial_images", "unpriced_option"),
+    (IMAGES, {"model": "plain", "prompt": "x", "service_tier": "priority"}, "service_tier", "unpriced_option"),
+    (IMAGES, {"model": "plain"}, "prompt", "invalid_request"),
+    (SPEECH, {"model": "voice", "input": "x", "stream_format": "sse"}, "stream_format", "not_served"),
+    (SPEECH, {"model": "voice", "input": "x", "text": "a longer one"}, "text", "invalid_request"),
+    (SPEECH, {"model": "voice", "input": "x", "voice": {"id": "voice_1"}}, "voice", "invalid_request"),
+    (SPEECH, {"model": "voice", "input": ""}, "input", "invalid_request"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "code"), REFUSED)
+async def test_what_nothing_bounds_is_refused(
+    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, body: dict[str, Any], param: str, code: str
+) -> None:
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        answer = await post(gateway, token, path, body)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+        assert upstream.requests == []
+
+
+OF_FIVE = {
+    IMAGES: ({"model": "plain", "prompt": "x"}, 41_000),
+    SPEECH: ({"model": "voice", "input": "x" * 100, "voice": "v"}, 1_500),
+    HEARD[0]: ({"model": "ears"}, 1_000),
+}
+
+
+@pytest.mark.parametrize("path", OF_FIVE)
+async def test_of_fifty_at_once_a_balance_for_five_serves_five(
+    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str
+) -> None:
+    body, cost = OF_FIVE[path]
+    async with serving(upstream, store_url, tmp_path, credit=5 * cost) as (gateway, token):
+        if path == HEARD[0]:
+            calls = [send_form(gateway, token, path, body | {"file": wav(10)}) for _ in range(50)]
+        else:
+            calls = [post(gateway, token, path, body) for _ in range(50)]
+        statuses = [answer.status for answer in await asyncio.gather(*calls)]
+        assert sorted(statuses) == [200] * 5 + [402] * 45
+        assert len(upstream.requests) == 5
+        assert await charged(gateway, 5 * cost) == 5 * cost
+
+
+async def test_an_upstream_that_refuses_is_charged_nothing(
+    upstream: FakeUpstream, store_url: str, tmp_path: Path
+) -> None:
+    upstream.mode = "500"
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        assert (await post(gateway, token, IMAGES, {"model": "plain", "prompt": "x"})).status == 502
+        answer = await send_form(gateway, token, HEARD[0], {"model": "ears", "file": wav(1)})
+        assert answer.status in (502, 503)
+        assert await charged(gateway) == 0
+
+
+async def test_by_openais_library(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> None:
+    async with (
+        serving(upstream, store_url, tmp_path) as (gateway, token),
+        openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0) as client,
+    ):
+        made = await client.images.generate(model="plain", prompt="a dot", n=2, size="1024x1024")
+        assert len(made.data or ()) == 2
+        changed = await client.images.edit(model="plain", prompt="another", image=("a.png", b"\x89PNG", "image/png"))
+        assert len(changed.data or ()) == 1
+        spoken = await client.audio.speech.create(model="voice", input="Hello", voice="alloy")
+        assert spoken.content == b"ID3Hello"
+        heard = await client.audio.transcriptions.create(
+            model="ears", file=("a.wav", wav(2)), timestamp_granularities=["word"], response_format="verbose_json"
+        )
+        assert heard.text == "Hello there."
+        text = await client.audio.transcriptions.create(model="ears", file=("a.wav", wav(2)), response_format="text")
+        assert str(text) == "Hello there."
+        listed = json.loads((await ask(gateway.port, get("/v1/models/voice", token))).body)
+        assert listed["pricing"] == {"request": "0", "character": "0.000015"}
+        assert await charged(gateway) == 81_000 + 41_000 + 75 + 2 * 200
