@@ -145,6 +145,14 @@ class NeedsOwn(Plugin):
     requires = (Own,)
 
 
+class FailsAtAHeader(Plugin):
+    """Sets a field that exchanges do not have, where the caller sends a header."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if tenant := exchange.request.headers.get("X-Tenant"):
+            exchange.tags = {"tenant": tenant}  # type: ignore[attr-defined]
+
+
 class Undeclared(Plugin):
     """Reads a fact without requiring it."""
 

@@ -108,6 +108,10 @@ class PluginTrial:
                 if completed.failure is None
                 else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
+        if not problems and (asked := sorted(runner.asked - self.headers.keys())):
+            sent = {**self.headers, **dict.fromkeys(asked, "check")}
+            others = await ScenarioRunner(runner.plugin, runner.providers, self.given.redis, sent).run(COMPLETED)
+            problems += [f"with the headers that it looks for ({', '.join(asked)}): {each}" for each in others.problems]
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 

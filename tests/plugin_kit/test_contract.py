@@ -51,6 +51,7 @@ FAULTS = {
     "NeedsOwn": "start: does not start: it requires Own, which no installed plugin provides",
     "Lacks": "request: `on_request` did not set Caller",
     "Undeclared": "request: `on_request` raised KeyError",
+    "FailsAtAHeader": "request: with the headers that it looks for (x-tenant): `on_request` raised AttributeError",
     "Refuses": "request: refused the request of this check (403 closed: Come back later.)",
     "ReadsEveryBody": "ends: reads the body of requests that have none",
     "EndsWithoutABeginning": "ends: `on_end` raised KeyError: <class 'tests.faulty.Own'> where replies were lost (from wait 1 on)",
