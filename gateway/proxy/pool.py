@@ -27,6 +27,7 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
+from aiohttp.connector import Connection
 from yarl import URL
 
 from gateway.base.ids import drawn
@@ -45,6 +46,8 @@ AIOHTTP_ATTRIBUTES: Final = ("_buffer",)
 """Of `aiohttp.client_proto.ResponseHandler`, as read in 3.14.5: the responses that it has parsed."""
 AIOHTTP_CONNECTOR: Final = ("_get",)
 """Of `aiohttp.TCPConnector`: returns an idle connection or None. It waits for nothing, so that it needs no timeout."""
+KEEP_S: Final = 2.0
+"""How long a connection is kept at hand after an answer, and then in the pool. Many upstreams close one after five seconds."""
 _NEVER_FILLED: Final = deque[Any]()
 """For all connections: aiohttp's protocol parses nothing here, and an empty deque takes 760 bytes."""
 
@@ -115,8 +118,11 @@ class Endpoint:
         """The pace of each of its models."""
         self.generations: set[int] = set()
         """The generations of the configuration whose exchanges may use it."""
-        self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
+        kept_s = KEEP_S if proxy is None else 2 * KEEP_S
+        self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=kept_s)
         self._used: WeakSet[object] = WeakSet()
+        self._at_hand: deque[tuple[Connection, float]] = deque()
+        self._sweeping: asyncio.TimerHandle | None = None
         port = "" if url.is_default_port() else f":{url.port}"
         host = f"[{url.host}]" if url.host and ":" in url.host else url.host
         self.request = ClientRequest(
@@ -138,12 +144,42 @@ class Endpoint:
         """Return a connection that was used before, if there is one now."""
         if self.request.proxy is not None:
             return None
-        while (connection := await self._connector._get(self._key, [])) is not None:
-            transport = connection.transport
-            if transport is not None and not transport.is_closing():
-                return UpstreamConnection(connection, self._turns)
-            connection.close()
+        while self._at_hand:
+            connection = self._at_hand.pop()[0]
+            if (found := self._usable(connection)) is not None:
+                return found
+        while (pooled := await self._connector._get(self._key, [])) is not None:
+            if (found := self._usable(pooled)) is not None:
+                return found
         return None
+
+    def _usable(self, connection: Connection) -> UpstreamConnection | None:
+        transport = connection.transport
+        if transport is not None and not transport.is_closing():
+            return UpstreamConnection(connection, self._turns, self._keep)
+        connection.close()
+        return None
+
+    def _keep(self, connection: Connection) -> None:
+        """Keep a connection at hand whose answer has ended: the next request takes it without aiohttp's pool.
+
+        One through a proxy goes to that pool, where only aiohttp knows which tunnel it is.
+        """
+        if self.request.proxy is not None:
+            connection.release()
+            return
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + KEEP_S
+        self._at_hand.append((connection, ends_at))
+        if self._sweeping is None:
+            self._sweeping = loop.call_at(ends_at, self._sweep)
+
+    def _sweep(self) -> None:
+        """Give connections to the pool that were not used for a time."""
+        loop = asyncio.get_running_loop()
+        while self._at_hand and self._at_hand[0][1] <= loop.time():
+            self._at_hand.popleft()[0].release()
+        self._sweeping = loop.call_at(self._at_hand[0][1], self._sweep) if self._at_hand else None
 
     async def open(self, *, fresh: bool) -> tuple[UpstreamConnection, bool]:
         """Return a connection, and whether it was used before. A `fresh` one was not.
@@ -160,10 +196,14 @@ class Endpoint:
             if not used:
                 self._used.add(protocol)
                 protocol._buffer = _NEVER_FILLED  # type: ignore[union-attr]
-            return UpstreamConnection(connection, self._turns), used
+            return UpstreamConnection(connection, self._turns, self._keep), used
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        while self._at_hand:
+            self._at_hand.pop()[0].close()
         await self._connector.close()
 
     def message(

@@ -79,6 +79,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "_backlog",
         "_connection",
         "_head_bytes",
+        "_keep",
         "_on_data",
         "_on_end",
         "_parsed_head_bytes",
@@ -100,7 +101,8 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "status",
     )
 
-    def __init__(self, connection: Connection, turns: Turns) -> None:
+    def __init__(self, connection: Connection, turns: Turns, keep: Callable[[Connection], None] | None = None) -> None:
+        """Take a connection from the pool. `keep` takes it back where it may carry another request, else the pool does."""
         transport, pooled = connection.transport, connection.protocol
         if transport is None or pooled is None:
             raise ConnectionResetError("the pooled connection was closed")
@@ -108,6 +110,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._transport = transport
         self._pooled_protocol = pooled
         self._turns = turns
+        self._keep = keep
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
         """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
@@ -187,7 +190,10 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._transport.set_protocol(IdleConnection(self._pooled_protocol))
             if not self._reading:
                 self._transport.resume_reading()
-            self._connection.release()
+            if self._keep is None:
+                self._connection.release()
+            else:
+                self._keep(self._connection)
         else:
             self._connection.close()
             self._transport.abort()
@@ -195,7 +201,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
                 self._state = UpstreamState.FAILED if self.answered else UpstreamState.LOST
         # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
         # collector would free both, and 256 KiB of the transport.
-        del self._transport, self._connection
+        del self._transport, self._connection, self._keep
 
     def _discard_rest(self) -> None:
         surplus = 0
