@@ -189,6 +189,7 @@ class UsageSettings(Section, frozen=True):
     database: str = ""
     retention_months: Count = 13
     callers: Literal["full", "prefix", "none"] = "prefix"
+    log_requests: bool = False
     clickhouse: str = ""
 
     def __post_init__(self) -> None:

@@ -28,8 +28,8 @@ KIND: Final = ("level", "channel", "plugin", "hook", "child", "work")
 """The fields whose values, beside the event, say of which kind a line is."""
 FORMAT: Final = "_format"
 """The field for the text of a library's line before values are put into it."""
-ALL_WRITTEN: Final = frozenset({"journal_not_written"})
-"""Events of which each line is needed: it names a charge that is nowhere else."""
+ALL_WRITTEN: Final = frozenset({"journal_not_written", "request_ended"})
+"""Events of which each line is needed: it names a charge that is nowhere else, or was asked for."""
 CLOCK: Final = "%H:%M:%S"
 """The format of times on a terminal."""
 SAID_IN_WORDS: Final = frozenset({"admin_port_served", "portal_port_served", "event_path"})

@@ -47,6 +47,7 @@ from gateway.usage import clickhouse, completeness, database, sink
 from gateway.usage.database import UnusableFile
 from gateway.usage.gateways import Membership
 from gateway.usage.home import home_of
+from gateway.usage.stream import installation_of, short
 
 SINK_STOP_S: Final = 20.0
 """Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
@@ -149,6 +150,9 @@ class ParentProcess:
         self._start_alerts()
         if logs.on_terminal():
             self._supervisor.add("request lines", terminal.work(home_of(config)))
+        elif config.usage.log_requests:
+            name = short(installation_of(self._folder / "usage"))
+            self._supervisor.add("request lines", terminal.work(home_of(config), log_of=name))
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)

@@ -19,6 +19,7 @@ from typing import Final, TextIO
 import msgspec
 
 from gateway.base.amounts import amount
+from gateway.base.log import log
 from gateway.base.text import counted
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
@@ -32,6 +33,11 @@ from gateway.usage.record import Record
 LAST = "Stop with Ctrl-C; balances are kept."
 
 COLUMNS: Final = "time, account, model, status, first byte, duration, charge, x-request-id"
+LOGGED: Final = (
+    *("arrived_at", "operation", "account", "token_id", "model", "channel", "status", "outcome", "error_code"),
+    *("prompt_tokens", "completion_tokens", "charge_micros", "first_byte_ms", "duration_ms", "address", "tags"),
+)
+"""The fields of a line of the log, beside `request_id`."""
 POLL_S: Final = 0.25
 AT_ONCE: Final = 25
 """Lines that are written of the requests that ended between two looks; the rest are counted."""
@@ -87,8 +93,11 @@ def on_terminal(config: Config, *, recorded: bool) -> str:
     return "\n".join(lines)
 
 
-def work(home: Home, output: TextIO | None = None) -> Callable[[Callable[[], None]], None]:
-    """Return the work of a child that writes the lines of a usage log to standard error until SIGTERM, the last ones after it."""
+def work(home: Home, output: TextIO | None = None, *, log_of: str = "") -> Callable[[Callable[[], None]], None]:
+    """Return the work of a child that writes the lines of a usage log to standard error until SIGTERM, the last ones after it.
+
+    `log_of`: the gateway whose requests are lines of the log, as JSON; the requests of all of them are lines for a terminal.
+    """
 
     def follow(ready: Callable[[], None]) -> None:
         stopping = False
@@ -104,7 +113,10 @@ def work(home: Home, output: TextIO | None = None) -> Callable[[Callable[[], Non
             while True:
                 last = stopping
                 ended = [record for _, record in tail.poll()]
-                _write(ended, sys.stderr if output is None else output)
+                if log_of:
+                    _log(record for record in ended if record.gateway == log_of)
+                else:
+                    _write(ended, sys.stderr if output is None else output)
                 if last and not ended:
                     return
                 if not ended:
@@ -137,6 +149,11 @@ def line_of(record: Record) -> str:
 def in_words(ms: int) -> str:
     """Return a duration: `12 ms`, `2.1 s`."""
     return f"{ms} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def _log(ended: Iterable[Record]) -> None:
+    for record in ended:
+        log.info("request_ended", request_id=record.id, **{name: getattr(record, name) for name in LOGGED})
 
 
 def _write(ended: Sequence[Record], output: TextIO) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.domain.exchange import Outcome
 from gateway.serve import terminal
@@ -84,6 +85,21 @@ def test_a_terminal_that_is_gone_does_not_end_it_before_sigterm(tmp_path: Path) 
     rows = usage_database(tmp_path)
     terminal.work(tmp_path, Terminal(gone))(lambda: rows.write([end(arrival(), **FIELDS)]))
     rows.close()
+
+
+def test_the_log_has_a_line_for_each_request_of_this_gateway(tmp_path: Path) -> None:
+    rows = usage_database(tmp_path)
+    mine, theirs = (end(arrival(), **FIELDS | {"gateway": name}) for name in ("1a2b3c4d", "5e6f7a8b"))
+
+    def write_and_stop() -> None:
+        rows.write([mine, theirs])
+        signal.raise_signal(signal.SIGTERM)
+
+    with capture_logs() as lines:
+        terminal.work(tmp_path, log_of="1a2b3c4d")(write_and_stop)
+    rows.close()
+    (line,) = lines
+    assert (line["event"], line["request_id"], line["charge_micros"]) == ("request_ended", mine.id, mine.charge_micros)
 
 
 class Terminal(io.StringIO):
