@@ -72,7 +72,8 @@ WRONG = {
     # Unknown settings, at every level
     "lissten: 127.0.0.1:1": f"1: lissten: unknown setting; known here: {TOP}",
     "store:\n  time: 1": "2: store.time: unknown setting; known here: accept_loss, connect_for, connections, timeout",
-    "usage: {months: 1}": "1: usage.months: unknown setting; known here: callers, clickhouse, database, log_requests, retention_months",
+    "usage: {months: 1}": "1: usage.months: unknown setting; known here: "
+    "callers, clickhouse, database, log_requests, retention_months",
     "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
     "api_key, api_keys, ask_usage, auth, base_url, ca_file, ceiling_field, concurrent, dialect, drain_limit, drop, empty_choices, "
