@@ -89,6 +89,8 @@ async def conclude(
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
         failed = failure.of_event(error, relay.channel.scrubbed)
         shown = failed.error
+        if on_failed is not None:
+            on_failed(shown.code)
         if exchange.attempts:
             exchange.attempts[-1].said = failed.said
         await caller.cut(

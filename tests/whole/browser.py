@@ -49,7 +49,7 @@ WIDER = """() => {
   return [...document.querySelectorAll('body *')].filter((each) => each.getBoundingClientRect().right > wide + 1)
     .map((each) => each.outerHTML.slice(0, 120));
 }"""
-CUT = """() => [...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)
+CUT = """() => [...document.querySelectorAll('.card .scroll')].filter((each) => each.scrollWidth > each.clientWidth)
   .map((each) => each.ariaLabel)"""
 VIOLATIONS = """addEventListener('securitypolicyviolation',
   (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""

@@ -324,6 +324,19 @@ async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
         }
 
 
+async def test_an_error_in_a_stream_is_a_failure_of_its_channel(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        FakeUpstream(pace_s=0, mode="error-event") as upstream,
+        running(yaml(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        for _ in range(3):
+            assert (await ask(gateway.port, chat(token))).status == 200
+        await until(gateway, "c0", Condition.FAILING)
+        (shown,) = await gateway.store.channels.show(["c0"])
+        assert (shown.figures.calls, shown.figures.failed) == (3, 3)
+
+
 async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, client: Client, tmp_path: Path) -> None:
     async with gateway_with(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
         token = await gateway.token()

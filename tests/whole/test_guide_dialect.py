@@ -44,15 +44,15 @@ store: {{timeout: {PATIENCE_S}}}
             assert (await last_end_record(gateway)).charge_micros == 3 + 2 * 2
             plain = await ask(gateway.port, chat(token, {"stream": False}))
             assert json.loads(plain.body)["choices"][0]["message"]["content"] == "Hello you"
+            refused = await ask(
+                gateway.port, chat(token, {"messages": [{"role": "user", "content": [{"type": "text"}]}]})
+            )
+            assert (refused.status, refused.error["param"]) == (400, "messages")
             for outcome in ("upstream_error_in_stream", "upstream_truncated"):
                 assert not (await ask(gateway.port, chat(token))).whole
                 record = await last_end_record(gateway)
                 assert (record.outcome, record.usage_source) == (outcome, "estimated")
             assert (await ask(gateway.port, chat(token))).status == 502
-            refused = await ask(
-                gateway.port, chat(token, {"messages": [{"role": "user", "content": [{"type": "text"}]}]})
-            )
-            assert (refused.status, refused.error["param"]) == (400, "messages")
         sent, body = upstream.requests[0].split(b"\r\n\r\n", 1)
         assert sent.startswith(b"POST /v1/generate HTTP/1.1\r\n")
         assert b"x-key: key-4711\r\n" in sent

@@ -15,7 +15,7 @@ from tests.whole.operated import Operated
 
 pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
-WIDTHS: Final = ((375, 740), (1440, 900))
+WIDTHS: Final = ((375, 740), (1280, 900))
 THEMES: Final[Any] = ("light", "dark")
 AXE: Final = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 FINDINGS: Final = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from gateway import Outcome
+from gateway.store.channels import CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.chat.dialects import DIALECTS, MESSAGE, NOT_ERRORS
@@ -35,6 +36,7 @@ async def playing(script: list[Step], store_url: str, folder: Path, more: str = 
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, more=more), folder, store_url) as gateway,
     ):
+        gateway.gateway.services.store.channels.cooldown = CooldownRules(min_failures=100)  # more follow
         yield gateway
 
 
