@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,12 +38,13 @@ from gateway.config.document import folder_of
 from gateway.config.schema import Config, Group, Loaded, load
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import AskedFor, Caller
+from gateway.operations.operation import SERVED, Operation
 from gateway.runtime.data_folder import check_place, has_store
 from gateway.store.accounts import AccountStatus, unknown
 from gateway.store.client.durability import check_store, refuse_database
 from gateway.store.client.topology import naming_the_store
 from gateway.store.pepper import PepperSource, record_of, refuse_other
-from gateway.tools.explain import Explanation
+from gateway.tools.explain import Explanation, sample_of
 from gateway.tools.explain import explain as explain_request
 from gateway.usage.home import home_of
 
@@ -316,8 +316,16 @@ def explain(
     token_id: Annotated[
         str | None, typer.Option(metavar="ID", help="In place of a token: the id of one, as in alice-1a2b3c4d.")
     ] = None,
-    text: Annotated[str, typer.Option(help="The text of its one message, whose length counts.")] = "Say hello",
-    max_tokens: Annotated[int | None, typer.Option(help="The `max_tokens` of the request.")] = None,
+    operation: Annotated[
+        Operation | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"What is asked for: {', '.join(SERVED)}. Default: the first that the model is served on.",
+            show_choices=False,
+        ),
+    ] = None,
+    text: Annotated[str, typer.Option(help="Its text, whose length counts.")] = "Say hello",
+    max_tokens: Annotated[int | None, typer.Option(help="Its ceiling, where the operation has one.")] = None,
     address: Annotated[str, typer.Option(help="The address that the caller connects from.")] = "127.0.0.1",
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -338,12 +346,10 @@ def explain(
     account = account and account_of(config, account)
     chain = loading.build(loaded)
     headers = [("Authorization", f"Bearer {token}")] if token else []
-    rules = Catalogue(loaded.config).body_rules(loaded.config.port)
-
-    def body(model: str) -> bytes:
-        more = {} if max_tokens is None else {"max_tokens": max_tokens}
-        messages = [{"role": "user", "content": text}]
-        return json.dumps({"model": model, "stream": True, "messages": messages, **more}).encode()
+    catalogue = Catalogue(loaded.config)
+    rules = catalogue.body_rules(loaded.config.port)
+    if operation is not None and operation not in SERVED:
+        raise typer.BadParameter(f"`{operation}` is none of {', '.join(SERVED)}")
 
     async def run() -> dict[str, Explanation]:
         async with store_of(loaded.config) as store:
@@ -352,10 +358,12 @@ def explain(
                 await store.tokens.check_pepper()
             await chain.start(services_of(loaded.config, store))
             try:
-                return {
-                    name: await explain_request(chain, headers, body(name), rules, address, asked)
-                    for name in ([*loaded.config.models] if model is None else [model])
-                }
+                found = {}
+                for name in [*loaded.config.models] if model is None else [model]:
+                    kind = operation or catalogue.first_operation(name)
+                    sample = sample_of(kind, name, text, max_tokens)
+                    found[name] = await explain_request(chain, headers, sample, rules, address, asked, kind)
+                return found
             finally:
                 await chain.stop()
 

@@ -149,6 +149,19 @@ class Catalogue:
             found = self._serving[model, group, operation] = tuple(filter(None, tiers))
         return found
 
+    def first_operation(self, model: str) -> Operation:
+        """Return the first operation that a model is served on; chat completions where there is none."""
+        model = self.aliases.get(model, model)
+        return next(
+            (
+                each
+                for each in SERVED
+                for group in self.groups
+                if model in self.models and self.tiers(model, group, each)
+            ),
+            Operation.CHAT,
+        )
+
     def paths(self, model: str, group: str) -> list[str]:
         """Return the paths on which members of `group` may ask for `model`."""
         return [wire.path for operation, wire in SERVED.items() if self.tiers(model, group, operation)]

@@ -5,6 +5,7 @@ The changes of a plugin to the request are the lines of a difference.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import unified_diff
 from functools import partial
@@ -17,13 +18,16 @@ from gateway.base.errors import GatewayError, Refused, as_refused
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry, error_text, is_cancellation
 from gateway.chain.request_hooks import ExplainHooks
-from gateway.chat.request import Body, BodyRules, check
+from gateway.chat.request import Body, BodyRules, checked
 from gateway.chat.usage import Usage
 from gateway.domain.catalogue import MAX_ATTEMPTS
 from gateway.domain.exchange import Exchange, Request
 from gateway.domain.facts import AskedFor, Route
-from gateway.operations.operation import Operation
+from gateway.operations.form import FORM, written
+from gateway.operations.operation import SERVED, Operation
 
+TEXTS: Final = ("messages", "input", "prompt", "query")
+CEILINGS: Final = frozenset(("max_tokens", "max_output_tokens"))
 MOST_LINES: Final = 200
 MOST_CHARACTERS: Final = 400
 
@@ -79,6 +83,20 @@ class Explanation(msgspec.Struct):
     refusal: ExplainedRefusal | None = None
 
 
+def sample_of(operation: Operation, model: str, text: str, max_tokens: int | None) -> bytes:
+    """Return a small request of an operation, with a text and a ceiling as far as it has any."""
+    wire = SERVED[operation]
+    body = wire.sample(model, "max_tokens")
+    for said in list(filter(body.__contains__, TEXTS))[:1]:
+        body[said] = [{"role": "user", "content": text}] if said == "messages" else text
+    for name in CEILINGS.intersection(body):
+        if max_tokens is not None:
+            body[name] = max_tokens
+        elif operation is not Operation.MESSAGES:  # which needs one
+            del body[name]
+    return written(body) if wire.accepts == FORM else json.dumps(body).encode()
+
+
 async def explain(
     chain: Chain,
     headers: Sequence[tuple[str, str]],
@@ -86,18 +104,23 @@ async def explain(
     rules: BodyRules,
     peer: str,
     asked: AskedFor | None = None,
+    operation: Operation = Operation.CHAT,
 ) -> Explanation:
-    """Return what a started chain would do with a chat completion. Raises `StoreAway`.
+    """Return what a started chain would do with a request of an operation of upstreams. Raises `StoreAway`.
 
-    `asked`: the account or the token for which it is, in place of a header with a secret.
+    An earlier answer that it names is not looked up. `asked`: the account or the token for which it is, in place of a header with a
+    secret.
     """
 
-    async def read() -> Body:
-        return _check_now(body, rules)
+    wire = SERVED[operation]
 
-    request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
-    exchange = Exchange(request, read, generation=chain.generation)
-    exchange.check_body = partial(_check, rules)
+    async def check(raw: bytes) -> Body:
+        found = checked(wire.check(raw, rules))
+        return msgspec.structs.replace(found, model=rules.aliases.get(found.model, found.model))
+
+    request = Request("POST", f"/v1{wire.path}", CIMultiDict(headers), peer, operation)
+    exchange = Exchange(request, partial(check, body), generation=chain.generation)
+    exchange.check_body = check
     if asked is not None:
         exchange[AskedFor] = asked
     explanation = Explanation()
@@ -144,15 +167,6 @@ async def _decision(entry: Entry, exchange: Exchange) -> Decision:
         return Decision(entry.name, "unknown", "does not explain itself: it has no `explain`")
     changes = differences(before, (await exchange.body()).top) if entry.plugin.edits else []
     return Decision(entry.name, "passes", text, changes)
-
-
-def _check_now(raw: bytes, rules: BodyRules) -> Body:
-    body = check(raw, rules)
-    return msgspec.structs.replace(body, model=rules.aliases.get(body.model, body.model))
-
-
-async def _check(rules: BodyRules, raw: bytes) -> Body:
-    return _check_now(raw, rules)
 
 
 async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:

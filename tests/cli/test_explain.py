@@ -17,6 +17,7 @@ from gateway.chain.services import Store
 from gateway.cli.commands import program
 from gateway.config.schema import load
 from gateway.domain.facts import AccountLimits
+from gateway.operations.operation import SERVED
 from gateway.store.accounts import AccountStatus
 from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
@@ -73,13 +74,13 @@ class Command:
         assert self.token not in result.output
         return result.output
 
-    async def explain(self, *more: str, code: int = 0, token: str | None = None) -> dict[str, Any]:
-        explanation: dict[str, Any] = json.loads(await self.run(*more, "--json", code=code, token=token))
+    async def explain(self, *more: str, code: int = 0, token: str | None = None, model: str = "m") -> dict[str, Any]:
+        explanation: dict[str, Any] = json.loads(await self.run(*more, "--json", code=code, token=token, model=model))
         return explanation
 
-    async def refusal(self, *more: str, token: str | None = None) -> tuple[str, int, str]:
+    async def refusal(self, *more: str, token: str | None = None, model: str = "m") -> tuple[str, int, str]:
         """Return the plugin that would refuse the request, the status and the code."""
-        explanation = await self.explain(*more, code=1, token=token)
+        explanation = await self.explain(*more, code=1, token=token, model=model)
         assert explanation["served"] is False
         return explanation["refusal"]["by"], explanation["refusal"]["status"], explanation["refusal"]["code"]
 
@@ -331,3 +332,36 @@ async def test_a_chain_whose_routing_does_not_explain_itself_is_neither_served_n
 async def test_an_unreachable_store_is_an_error(command: Command) -> None:
     command.file.write_text(re.sub("redis: .*\nstore: .*", "redis: redis://127.0.0.1:1", command.file.read_text()))
     assert "\ngateway: the store is not reached" in await command.run(code=6)
+
+
+OPERATIONS = """
+redis: {url}
+store: {{timeout: 50}}
+data: {folder}
+channels: {{one: {{base_url: "http://127.0.0.1:9/v1", operations: [{operations}]}}}}
+models:
+  m: {{input: 1, output: 2, max_output_tokens: 100, image: 0.0005, second: 0.0001, character: 15, channels: [one]}}
+  ears: {{second: 0.0001, channels: [one]}}
+groups: {{default: {{}}}}
+plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: rate-limit}}, {{use: quota}}, {{use: model-routing}}]
+"""
+HELD = {"images": 500, "images.edits": 500, "speech": 75, "transcriptions": 100, "translations": 100}
+FREE = ("messages.tokens", "responses.tokens", "moderations")
+
+
+async def test_each_operation_is_explained(tmp_path: Path, store_url: str, client: Client) -> None:
+    async with command_in(tmp_path, store_url) as command:
+        text = OPERATIONS.format(url=store_url, folder=tmp_path, operations=", ".join(SERVED))
+        command.file.write_text(text)
+        for operation in SERVED:
+            explained = await command.explain("--operation", operation, "--text", "Hello")
+            assert explained["served"], operation
+            assert [each["channel"] for each in explained["channels"]] == ["one"]
+            held = explained["price"].get("hold_micros")
+            assert (held is None) == (operation in FREE)
+            assert operation not in HELD or held == HELD[operation]
+            assert operation in HELD or held is None or 0 <= held < 1000
+        assert "is none of" in await command.run("--operation", "models", code=2)
+        lines = (await command.run(model="")).splitlines()
+        assert [line.split()[:2] for line in lines[-2:]] == [["m", "served"], ["ears", "served"]]
+        assert (await command.refusal("--operation", "speech", model="ears"))[1:] == (404, "model_not_found")
