@@ -27,6 +27,10 @@ OPENED: Final = "() => document.querySelectorAll('details').forEach((each) => { 
 
 OPERATORS: Final = {
     "requests": "/requests",
+    "errors": "/errors?since=24h",
+    "search": "/search?q=acme-",
+    "documents": "/docs/deploy/operators.md",
+    "documents-found": "/docs?q=token",
     "requests-none": "/requests?account=fresh",
     "accounts": "/accounts",
     "accounts-none": "/accounts?q=nobody",

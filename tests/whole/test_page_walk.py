@@ -158,7 +158,7 @@ async def accounts(walk: Walk, house: Operated, account: str) -> None:
     await walk.act("Close the account", "Close it for good", sure="yes")
     assert (await house.call("GET", f"/accounts/{account}b"))["status"] == "closed"
     await walk.window.goto(f"{house.admin}/accounts")
-    await walk.fill(walk.page.locator("[name=q]"), f"{account}b")
+    await walk.fill(walk.page.locator("main [name=q]"), f"{account}b")
     await walk.button("Search")
     assert await walk.page.locator("tbody tr").count() == 1
 
@@ -242,7 +242,7 @@ async def test_a_caller_with_a_keyboard(width: int, height: int, house: Operated
         known = {each["name"]: each["id"] for each in (await house.call("GET", f"/accounts/{account}/tokens"))["data"]}
         assert set(known) == {"laptop", "phone"}
         await walk.change(known["phone"], "Rotate", hours="0")
-        await walk.secret()
+        phone = await walk.secret()
         await walk.change(known["laptop"], "Delete", sure="yes")
         left = (await house.call("GET", f"/accounts/{account}/tokens"))["data"]
         assert {each["name"] for each in left} == {"phone"}
@@ -253,4 +253,9 @@ async def test_a_caller_with_a_keyboard(width: int, height: int, house: Operated
         await walk.follow(walk.page.locator("tbody a").first)
         await walk.goto(walk.page.url)
         await walk.button("Leave")
+        await walk.fill(walk.page.locator("[name=token]"), phone)
+        await walk.button("Enter")
+        opened.refusals = {401}
+        await walk.button("Disable this token")
+        await walk.page.get_by_role("heading", name="You have not entered").wait_for()
         assert walk.done == actions_of(OWN_PAGES)

@@ -42,7 +42,7 @@ LONGEST_S: Final = 0.12
 _AFTER_PREFIX: Final = "g"
 MOST: Final = 20
 """Requests of an answer."""
-TOKEN: Final = re.compile(r"(?:sk-)?([a-z0-9]{3,32})-([a-z0-9]{1,8})(?:-[0-9A-Za-z]*)?")
+TOKEN: Final = re.compile(r"(?:sk-)?([a-z0-9]{3,32})-([a-z0-9]{0,8})(?:-[0-9A-Za-z]*)?")
 """The id of a token, its text, or the beginning of either."""
 
 AfterRequest = Annotated[

@@ -76,7 +76,8 @@ def rendered(name: str) -> Markup:
         for child in token.children or ():
             if child.type == "link_open" and not _leads_on(name, str(child.attrGet("href"))):
                 del child.attrs["href"]
-    return Markup(markdown.renderer.render(tokens, markdown.options, {}))  # noqa: S704 - of files of ours, without HTML
+    html = re.sub(r"<(pre|table)>", r'<\1 tabindex="0">', markdown.renderer.render(tokens, markdown.options, {}))
+    return Markup(html)  # noqa: S704 - of files of ours, without HTML
 
 
 def _leads_on(name: str, link: str) -> bool:

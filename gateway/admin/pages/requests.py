@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from aiohttp import web
 
 from gateway.admin.actions import requests, usage
 from gateway.admin.actions.requests import Filters, Requests, SearchQuery
+from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused, send_csv
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError
 from gateway.domain.exchange import Outcome
 
 LISTED: Final = 50
+ERRORS: Final = 100
+TIMES: Final = {"1h": "The last hour", "24h": "24 hours", "7d": "7 days"}
+FILTERS: Final = ("error_code", "model", "channel")
 
 
 async def index(view: View) -> web.StreamResponse:
@@ -65,6 +70,29 @@ async def search(view: View) -> web.StreamResponse:
     return view.page("search.html", 200 if links else 404, found=found)
 
 
+async def errors(view: View) -> web.StreamResponse:
+    """Show which errors there were of late, by code, model and channel, with links to their requests."""
+    asked = view.request.query.get("since", "")
+    since = asked if asked in TIMES else next(iter(TIMES))
+    terms = {"since": since, "by": "error,model,channel", "sort": "requests", "limit": 1000}
+    found = await usage.summary(view.client, query=body(SumsQuery, **terms))
+    lines = [
+        (line, urlencode({"since": since} | {name: text for name in FILTERS if (text := str(getattr(line, name)))}))
+        for line in found.data
+        if line.error_code
+    ]
+    failed = sum(line.requests for line, _ in lines)
+    return view.page(
+        "errors.html",
+        lines=lines[:ERRORS],
+        failed=failed,
+        total=found.total.requests,
+        since=since,
+        times=TIMES,
+        notes=found.notes,
+    )
+
+
 async def show(view: View) -> web.StreamResponse:
     """Show what happened to one request."""
     story = await requests.trace(view.client, view.path["id"])
@@ -78,4 +106,5 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/requests.csv", export),
     ("GET", "/requests/{id}", show),
     ("GET", "/search", search),
+    ("GET", "/errors", errors),
 )

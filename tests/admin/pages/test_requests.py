@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
+from html import unescape
+
 import pytest
 
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House
-from tests.records import COSTED, arrival, end, usage_database
+from tests.records import COSTED, arrival, end, id_at, usage_database
 
 
 @pytest.fixture
@@ -106,3 +110,28 @@ async def test_the_search_leads_to_what_an_id_names(house: House, rows: UsageDat
     assert 'href="/requests?tag=tenant%3Aacme"' in text
     assert mine.id in (await browser.get("/requests?tag=tenant:acme"))[1]
     assert mine.id not in (await browser.get("/requests?tag=tenant:other"))[1]
+
+
+async def test_errors_are_counted_by_code_model_and_channel(house: House, rows: UsageDatabase) -> None:
+    browser = await house.browser()
+    assert "No request had an error" in (await browser.get("/errors"))[1]
+    failed = {"outcome": Outcome.UPSTREAM_FAILED, "error_code": "upstream_timeout", "model": "m1", "channel": "c1"}
+    refused = {"outcome": Outcome.REFUSED, "error_code": "token_invalid", "model": "", "channel": ""}
+    old = arrival(id_at(round(time.time() * 1000) - 2 * 3600 * 1000))
+    rows.write(
+        [
+            end(arrival(), **failed),
+            end(arrival(), **failed),
+            end(arrival(), **refused),
+            end(arrival()),
+            end(old, **failed),
+        ]
+    )
+    _, text = await browser.get("/errors?since=1h")
+    links = re.findall(r'href="/requests\?([^"]+)"', text)
+    assert [unescape(link) for link in links] == [
+        "since=1h&error_code=upstream_timeout&model=m1&channel=c1",
+        "since=1h&error_code=token_invalid",
+    ]
+    assert "75.0 %" in text
+    assert "80.0 %" in (await browser.get("/errors?since=24h"))[1]

@@ -7,15 +7,17 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   find.focus();
 });
-for (const id of navigator.clipboard ? document.querySelectorAll("main .id") : []) {
+for (const id of navigator.clipboard ? document.querySelectorAll("main .id:not(.fact), main .fact.id dd") : []) {
+  const text = id.textContent;
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy";
   button.textContent = "\u29c9";
-  button.setAttribute("aria-label", `Copy ${id.textContent}`);
+  button.setAttribute("aria-label", `Copy ${text}`);
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(id.textContent);
+    await navigator.clipboard.writeText(text);
     button.textContent = "\u2713";
   });
-  id.after(button);
+  if (id.matches("a, button, code")) id.after(button);
+  else id.append(button);
 }
