@@ -107,7 +107,7 @@ class _Source(msgspec.Struct):
 
 class _Block(msgspec.Struct):
     type: str = ""
-    source: _Source | None = None
+    source: _Source | str | None = None
     content: msgspec.Raw = ABSENT
     cache_control: _Cache | None = None
 
@@ -157,7 +157,7 @@ def _count_blocks(name: str, content: msgspec.Raw, parts: Parts, level: int = 1)
             check_keys(name, raw)
             block = _block.decode(raw)
             check_cache(block.cache_control, parts)
-            source = block.source
+            source = block.source if isinstance(block.source, _Source) else None  # of a search result it is a text
             if block.type in KINDS or (source is not None and source.type in ("base64", "url", "file")):
                 kind = KINDS.get(block.type, FILE)
                 if source is None or source.type != "text":

@@ -143,6 +143,18 @@ def test_what_an_operator_allows_is_sent() -> None:
         ([{"type": "new_kind"}], 1, 0),
         ([{"type": "new", "source": {"type": "base64", "media_type": "application/pdf", "data": PNG}}], 0, 1),
         ([{"type": "container_upload", "file_id": "f"}], 0, 1),
+        (
+            [
+                {
+                    "type": "search_result",
+                    "source": "HR policy",
+                    "title": "t",
+                    "content": [{"type": "text", "text": "x"}],
+                }
+            ],
+            0,
+            0,
+        ),
         (image({"type": "content", "content": image({"type": "url", "url": "u"}) * 3}, "document"), 3, 1),
         ([{"type": "tool_result", "content": image({"type": "url", "url": "u"}, "document")[0]}], 0, 1),
         ([{"type": "web_fetch_tool_result", "content": {"content": image({"type": "url"}, "document")[0]}}], 2, 1),
