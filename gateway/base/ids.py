@@ -71,6 +71,7 @@ _new: Callable[[], object] = uuid7
 _ahead_ms = 0
 
 
+@lru_cache(maxsize=64)
 def arrival_ms(id: str) -> int:  # noqa: A002 - the field's name
     """Return when a request arrived, from its id: milliseconds since 1970. Raises `ValueError` for any other text."""
     if len(id) != 36 or id[14] != "7":

@@ -31,9 +31,7 @@ async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client
         place = len(entered)
         while place and not entered[place - 1].waits_at_end:
             place -= 1
-            if entered[place].plans_end:
-                await hooks.plan(entered[place])
-        await hooks.send()
+        await hooks.run([entry for entry in reversed(entered[place:]) if entry.plans_end])
         del entered[place:]
         if entered:
             entry = entered[-1]
@@ -49,32 +47,36 @@ async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client
 class EndHooks:
     """The steps that are planned at the end of an exchange."""
 
-    __slots__ = ("_client", "_exchange", "_planned", "outcome")
+    __slots__ = ("_again", "_client", "_exchange", "_planned", "outcome")
 
     def __init__(self, exchange: Exchange, client: Client) -> None:
         self._exchange = exchange
         self.outcome = exchange.outcome
         self._client = client
         self._planned: list[Planned] = []
+        self._again: list[Entry] = []
+        """Those that plan again, by what a step has changed."""
 
-    async def plan(self, entry: Entry) -> None:
-        """Ask one plugin for its step."""
-        try:
-            step = await entry.plugin.end_step(self._exchange)
-            if step is not None:
-                self._planned.append((entry, planned(step)))
-        except BaseException as error:
-            self.contain(entry, "end_step", error)
-        if self._exchange.outcome is not self.outcome:
-            self.take_back(entry, "end_step")
+    async def run(self, entries: list[Entry]) -> None:
+        """Ask plugins for their steps, send them, and give each plugin its reply or its error.
 
-    async def send(self) -> None:
-        """Send the planned steps, and give each plugin its reply or its error. In a cluster, one script for each hash slot."""
-        while self._planned:
+        In a cluster, there is one script for each hash slot.
+        """
+        while entries or self._planned:
+            for entry in entries:
+                try:
+                    step = await entry.plugin.end_step(self._exchange)
+                    if step is not None:
+                        self._planned.append((entry, planned(step)))
+                except BaseException as error:
+                    self.contain(entry, "end_step", error)
+                if self._exchange.outcome is not self.outcome:
+                    self.take_back(entry, "end_step")
             waiting, self._planned = self._planned, []
             scripts = [(batch, steps, self._submit(steps)) for batch, steps in self._batches(waiting)]
             for batch, steps, reply in scripts:
                 await self._receive(batch, steps, reply)
+            entries, self._again = self._again, []
 
     def _batches(self, waiting: Sequence[Planned]) -> Iterator[tuple[Sequence[Planned], Sequence[Step]]]:
         steps = [step for _, step in waiting]
@@ -120,7 +122,7 @@ class EndHooks:
                     self.contain(entry, "end_step", error)
         for entry, step in batch[len(replies) :]:
             if again:
-                await self.plan(entry)
+                self._again.append(entry)
             else:
                 self._planned.append((entry, step))
 

@@ -71,7 +71,12 @@ def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[byte
 def whole_events(data: bytes) -> Iterator[bytes]:
     """Yield each event up to the last event boundary."""
     start = 0
-    for boundary in boundary_pattern(data).finditer(data):
+    if data.find(b"\r") < 0:  # nearly always
+        while (end := data.find(b"\n\n", start) + 2) > 1:
+            yield data[start:end]
+            start = end
+        return
+    for boundary in EVENT_BOUNDARY.finditer(data):
         yield data[start : boundary.end()]
         start = boundary.end()
 
@@ -116,9 +121,16 @@ class _Chunk(msgspec.Struct):
     service_tier: msgspec.Raw = _NULL
 
 
+class _Ordinary(_Chunk):
+    """A chunk whose choices are a list or left out, which is read in one pass."""
+
+    choices: list[_Choice] | None = None  # type: ignore[assignment]
+
+
 _NO_GROQ: Final = _Groq()
 _NO_CHUNK: Final = _Chunk()
 _chunk = msgspec.json.Decoder(_Chunk)
+_ordinary = msgspec.json.Decoder(_Ordinary)
 _choices = msgspec.json.Decoder(list[_Choice])
 _groq = msgspec.json.Decoder(_Groq)
 
@@ -150,19 +162,23 @@ def read(name: bytes, data: bytes) -> Chunk:
     """Return the facts of an event from its name and its data."""
     if name != b"error" and data.find(FIRST_CHOICE) >= 0 and FIELDS.search(data) is None:
         return TEXT
-    decoded = _decode(_chunk, data)
-    chunk = decoded or _NO_CHUNK
-    choices = _decode(_choices, chunk.choices)
+    chunk: _Chunk
+    if (ordinary := _decode(_ordinary, data)) is not None:
+        chunk, choices, none = ordinary, ordinary.choices, not ordinary.choices
+    else:
+        decoded = _decode(_chunk, data)
+        chunk = decoded or _NO_CHUNK
+        choices = _decode(_choices, chunk.choices)
+        none = decoded is not None and (choices == [] or chunk.choices == _NULL)
     if name == b"error" or chunk.error != _NULL or choices is None:
         value = upstream_errors.decode(data)
         if name == b"error" or upstream_errors.is_error(value):
             return Chunk(counts=_counts(chunk, choices), error=True, raises=upstream_errors.raises_in_clients(value))
     counts = _counts(chunk, choices)
-    empty = decoded is not None and chunk.delta == _NULL and (choices == [] or chunk.choices == _NULL)
+    empty = none and chunk.delta == _NULL
+    finished = [bytes(each.index) for each in choices or () if bytes(each.finish_reason) not in _NO_FINISH_REASON]
     return Chunk(
-        finished=frozenset(
-            bytes(each.index) for each in choices or () if bytes(each.finish_reason) not in _NO_FINISH_REASON
-        ),
+        finished=frozenset(finished),
         counts=counts,
         empty=empty,
         only_usage=empty and (chunk.usage != _NULL or counts is not None),
@@ -260,8 +276,8 @@ def id_text(value: bytes) -> str:
 
 def _counts(chunk: _Chunk, choices: list[_Choice] | None) -> Counts | None:
     """Return the counts of the first usage object that has any: the chunk's, Groq's, or a choice's, as Moonshot sends it."""
-    groq = _decode(_groq, chunk.x_groq) or _NO_GROQ
-    for raw in (chunk.usage, groq.usage, *(choice.usage for choice in choices or ())):
+    groq = _NO_GROQ if chunk.x_groq is _NULL else _decode(_groq, chunk.x_groq) or _NO_GROQ
+    for raw in (chunk.usage, groq.usage, *[choice.usage for choice in choices or ()]):
         if raw != _NULL and (counts := read_counts(raw)) is not None:
             return counts
     return None

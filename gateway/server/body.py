@@ -73,7 +73,7 @@ class BodyReader:
             _check_head(request, self._port.max_body, media)
             self._share.check(request.content_length or 0)
             await self._decide_first(request)
-            if expects_continue(request):
+            if not request.ordinary and expects_continue(request):
                 caller.send_continue()
             content = request.content
             if content is None:  # it was read and released

@@ -144,7 +144,9 @@ class Gateway:
             await self._health(caller, path)
             return caller.keep_alive
         refusal = self._refusal(request, crowded=protocol.crowded)
-        protocol.unclear = _is_unclear(request) or (refusal is not None and refusal.status < 500)
+        protocol.unclear = (not request.ordinary and _is_unclear(request)) or (
+            refusal is not None and refusal.status < 500
+        )
         if refusal is not None or protocol.unclear:
             caller.close_after()
         # A request that every caller would be refused skips the plugins, except those with `sees_misdirected`.

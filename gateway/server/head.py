@@ -101,6 +101,11 @@ class ParsedRequest:
         return request
 
     @property
+    def ordinary(self) -> bool:
+        """Whether the compiled parser took it, so that it has none of the headers by which a request is framed in another way."""
+        return type(self.content) is bytes
+
+    @property
     def transport(self) -> asyncio.Transport | None:
         """The caller's connection; None once it is closed."""
         return self.protocol.transport
@@ -115,8 +120,6 @@ class ParsedRequest:
 
     async def discard_rest(self, within_s: float) -> bool:
         """Read and drop what is left of the body. Return whether it has ended."""
-        if self.is_eof():
-            return True
         try:
             async with asyncio.timeout(within_s):
                 while isinstance(self.content, StreamReader) and not self.content.is_eof():

@@ -67,8 +67,7 @@ AIOHTTP_ATTRIBUTES: Final = (
     "_resume_transport_reading",
 )
 """Of the class `BaseProtocol`, as read in 3.14.5: the parser, whether the connection is not read because of a body or for another
-reason, how reading stops, and how it goes on.
-"""
+reason, how reading stops, and how it goes on."""
 
 WRITE_BUFFER: Final = 64 * 1024
 """Unsent bytes above which the upstream is not read. Set here because TLS would allow eight times as many."""
@@ -252,7 +251,8 @@ class ServerProtocol(BaseProtocol):
             keep_alive = False
         finally:
             self._note_end()
-        return self.transport is not None and await request.discard_rest(LINGER_S) and keep_alive
+        here = request.is_eof() or (self.transport is not None and await request.discard_rest(LINGER_S))
+        return keep_alive and here
 
     def _begin_next(self) -> None:
         self.task = self._loop.create_task(self._serve_next(), context=self._shared.context.copy())

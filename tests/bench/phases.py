@@ -75,7 +75,7 @@ PHASES: Final[dict[str, str]] = {
     "H conclude, meter": "UpstreamCall._answer UpstreamCall._conclude meter_stream conclude",
     "H close, give back": "Relay.close UpstreamConnection.release Connection.release",
     "I chain out: mechanics": """
-        ExchangeRunner._end Chain.end run_end_hooks EndHooks.plan EndHooks.send EndHooks._submit
+        ExchangeRunner._end Chain.end run_end_hooks EndHooks.run EndHooks._submit
         EndHooks._receive EndHooks._read""",
     "J usage-logger out: record": "UsageLogger.end_step",
     "J usage-logger out: encode": "line_of encode checked",
