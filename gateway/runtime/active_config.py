@@ -4,7 +4,8 @@ A changed file is read once, by the parent, and tried in a process of its own. T
 when all have done so is it adopted; until then, and where one of them cannot, everything stays as it is.
 
 **The test** is in a process of its own: a plugin that hangs, exits or crashes there hurts no other process. Everything that a
-start does with plugins is done: they are imported and made and, where there is a store, started and stopped.
+start does with plugins is done: they are imported and made and, where there is a store, started and stopped. A new credential of a
+channel that is served is tried at its upstream, for free: a wrong one does not replace one that works.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from gateway.chain.entry import Entry, error_text
 from gateway.chain.services import Store, services_of
 from gateway.config import document
 from gateway.config.channel import credential_warnings
-from gateway.config.schema import Loaded, load
+from gateway.config.schema import Config, Loaded, load
 from gateway.config.secrets import paths_in
 from gateway.metrics.registry import Metrics
 from gateway.runtime.handover import Handover, Offer, RefusedReload
 from gateway.runtime.reload import after_reload, needs_restart
+from gateway.store import probes
 
 ANSWER_LIMIT_S: Final = START_LIMIT_S + 10
 """How long the workers may take to start a chain, one that has died and its successor included."""
@@ -97,7 +99,7 @@ class ActiveConfig:
         self._secrets = paths_in(raw, self._path.parent)
         self._version = (versions[0], *self._versions()[1:])  # what changes from here on is seen by the next look
         self._candidate = load(self._path, raw=raw)
-        self._test = ConfigTest(self._candidate, self._url)
+        self._test = ConfigTest(self._candidate, self._url, before=self.loaded.config)
 
     def _follow_test(self, test: ConfigTest) -> bool:
         """Offer the file to the workers once its test has succeeded."""
@@ -186,11 +188,13 @@ class _Line(msgspec.Struct, omit_defaults=True):
 class ConfigTest:
     """The test of one configuration, which begins at once. To be used as a context manager: the process is killed at the end."""
 
-    def __init__(self, loaded: Loaded, url: str | None = None, *, limit_s: float = START_LIMIT_S) -> None:
-        """Try `loaded`, with the store at `url`, for `limit_s`."""
+    def __init__(
+        self, loaded: Loaded, url: str | None = None, *, limit_s: float = START_LIMIT_S, before: Config | None = None
+    ) -> None:
+        """Try `loaded`, with the store at `url`, for `limit_s`; and where it takes the place of `before`, its new credentials."""
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s + KILLED_AFTER_S
-        self._process = Forked(partial(_run, loaded, url, limit_s))
+        self._process = Forked(partial(_run, loaded, url, limit_s, before))
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +236,7 @@ class ConfigTest:
         raise Misconfigured(f"{last.at}ended its process with {self._process.ending}")
 
 
-def _run(loaded: Loaded, url: str | None, limit_s: float, writing: int) -> None:
+def _run(loaded: Loaded, url: str | None, limit_s: float, before: Config | None, writing: int) -> None:
     """Do the test in the new process, and end the process. Never returns."""
 
     write = partial(write_line, writing)
@@ -249,7 +253,10 @@ def _run(loaded: Loaded, url: str | None, limit_s: float, writing: int) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, overdue)
         signal.setitimer(signal.ITIMER_REAL, limit_s + KILLED_AFTER_S / 3)
-        write(_Line(report=_examine(loaded, url, limit_s, note)))
+        report = _examine(loaded, url, limit_s, note)
+        if before is not None:
+            asyncio.run(_try_new_credentials(before, loaded))
+        write(_Line(report=report))
     except GatewayError as error:
         write(_Line(error=plain(str(error)), misconfigured=isinstance(error, Misconfigured)))
     except BaseException as error:
@@ -273,6 +280,26 @@ def _examine(loaded: Loaded, url: str | None, limit_s: float, note: loading.Note
     if url is not None:
         asyncio.run(_start_and_stop(loaded, url, chain, limit_s, lambda entry: note(entry.wrong, entry.name)))
     return report
+
+
+async def _try_new_credentials(before: Config, loaded: Loaded) -> None:
+    """Ask the upstreams of channels that were there before with their new credentials. Raises `Misconfigured` for a 401.
+
+    Those of another API than OpenAI's are not asked: their credentials go elsewhere.
+    """
+    new = [
+        (name, channel, credential)
+        for name, channel in loaded.config.channels.items()
+        if (old := before.channels.get(name)) is not None
+        and not (channel.dialect or channel.operations[0].startswith("messages"))
+        for credential in channel.credentials
+        if credential not in old.credentials
+    ]
+    statuses = await asyncio.gather(*(probes.status_of(channel, credential) for _, channel, credential in new))
+    for (name, _, _), status in zip(new, statuses, strict=True):
+        if status == 401:
+            text = "its upstream refuses the new credential (401), so the one before is kept; correct it"
+            raise loaded.document.wrong(("channels", name), text)
 
 
 async def _start_and_stop(

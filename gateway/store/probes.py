@@ -20,8 +20,12 @@ NOT_THERE: Final = (404, 405, 501)
 
 async def answers(channel: Channel) -> bool:
     """Return whether a channel's upstream answers to a request that costs nothing."""
+    return await status_of(channel, (*channel.credentials, "")[0]) == 200
+
+
+async def status_of(channel: Channel, credential: str) -> int | None:
+    """Return the status of a channel's upstream for a request that costs nothing; None where no answer came."""
     base = URL(channel.base_url.rstrip("/"))
-    credential = (*channel.credentials, "")[0]
     addresses = [] if credential else [base.origin() / "health"]
     headers, query = dict(channel.headers), dict(channel.query)
     auth = channel.auth_way()
@@ -41,7 +45,7 @@ async def answers(channel: Channel) -> bool:
                     allow_redirects=False,
                 ) as response:
                     if response.status not in NOT_THERE:
-                        return response.status == 200
+                        return response.status
     except (TimeoutError, ClientError, OSError, ValueError):
-        return False
-    return False
+        return None
+    return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from gateway.base.errors import GatewayError
-from gateway.config.schema import load
+from gateway.config.schema import Loaded, load
+from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigReport, ConfigTest
 
 HEAD = "import asyncio, os, time\nfrom gateway import Plugin\n"
@@ -62,3 +64,27 @@ def test_a_good_configuration_has_a_report(tmp_path: Path, store_url: str) -> No
             ["auth", "model-routing"],
             ["channels.a: a credential of fewer than 12 characters is not removed from the upstream's answers"],
         )
+
+
+async def test_a_new_credential_that_its_upstream_refuses_does_not_replace_one_that_works(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+
+    def with_key(key: str) -> Loaded:
+        channel = f"channels:\n  a: {{base_url: '{upstream.base_url}', api_key: {key}}}\n"
+        file.write_text(f"plugins: [{{use: auth}}, {{use: model-routing}}]\n{channel}data: {tmp_path}/data\n")
+        return load(file, {})
+
+    async with FakeUpstream(key="the-new-key-4711") as upstream:
+        before = with_key("the-old-key-4711").config
+        with ConfigTest(with_key("the-new-key-4711"), before=before) as test:
+            assert (await asyncio.to_thread(test.wait)).plugins
+        with ConfigTest(with_key("a-wrong-key-4711"), before=before) as test, pytest.raises(GatewayError) as refused:
+            await asyncio.to_thread(test.wait)
+        assert "channels.a: its upstream refuses the new credential (401)" in str(refused.value)
+        assert "wrong-key" not in str(refused.value)
+        asked = len(upstream.requests)
+        with ConfigTest(with_key("the-old-key-4711"), before=before) as test:
+            await asyncio.to_thread(test.wait)
+        assert len(upstream.requests) == asked, "a credential that is served is not asked for"
+    with ConfigTest(with_key("a-wrong-key-4711"), before=before) as test:
+        assert (await asyncio.to_thread(test.wait)).plugins, "an upstream that is away refuses nothing"
