@@ -1,12 +1,14 @@
 """Operations that read texts and generate none: embeddings, rerank, moderations. A request costs its input alone.
 
-The texts of a body have at most as many tokens as it has bytes. An upstream reads each of them by itself, with a template and with
-the other texts of the body, such as an instruction. Pictures and other parts, of which nothing bounds the tokens, are refused, and
+The texts of a body have at most as many tokens as they have bytes, once their characters are written anew (NFKC), as many
+tokenizers of such models do: 18 characters for one of three bytes. An upstream reads each of them by itself, with a template and
+with the other texts of the body, such as an instruction. Pictures and other parts, of which nothing bounds the tokens, are refused, and
 so are lists and objects in fields that are not known. An answer may be large: nothing is decoded of it but its usage.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Generator
 from typing import ClassVar, Final
@@ -17,7 +19,7 @@ from gateway.base.errors import Refused
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
-from gateway.chat.prompt import PromptBound
+from gateway.chat.prompt import PIECE, PromptBound
 from gateway.chat.request import Body, BodyRules, check_model, invalid_field, parse_top
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
@@ -110,7 +112,12 @@ class InputOnly(WireFormat):
         check_names(top, rules.allow_fields, self.fields)
         model = check_model(top)
         yield
-        most = self.check_input(top, len(raw), self._read_with_each(top))
+        more, grown = self._read_with_each(top), 0
+        for name in top.keys() - SETTINGS:
+            longer = yield from written_anew(top[name])
+            grown += longer
+            more += longer if name != self.texts[-1] else 0
+        most = self.check_input(top, len(raw) + grown, more)
         size = sum(len(memoryview(top[name])) for name in self.texts)
         return CheckedBody(
             model=model,
@@ -229,6 +236,22 @@ class ModerationsFormat(InputOnly):
         """Return 0: tokens are not billed. Raises `Refused`."""
         check_texts("input", top.get("input"), TEXTS)
         return 0
+
+
+def written_anew(given: msgspec.Raw | None) -> Generator[None, None, int]:
+    """Return by how many bytes texts grow where their characters are replaced by compatible ones, with a pause after each piece."""
+    raw = b"" if given is None else bytes(given)
+    if raw.isascii() and b"\\u" not in raw:
+        return 0
+    try:
+        text, more = msgspec.json.encode(msgspec.json.decode(raw)).decode(), 0
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return 0  # it is refused as no text
+    for at in range(0, len(text), PIECE):
+        piece = text[at : at + PIECE]
+        more += len(unicodedata.normalize("NFKC", piece).encode()) - len(piece.encode())
+        yield
+    return max(0, more)
 
 
 def are_token_ids(given: msgspec.Raw | None) -> bool:
