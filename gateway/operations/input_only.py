@@ -2,8 +2,8 @@
 
 The texts of a body have at most as many tokens as they have bytes, once their characters are written anew (NFKC), as many
 tokenizers of such models do: 18 characters for one of three bytes. An upstream reads each of them by itself, with a template and
-with the other texts of the body, such as an instruction. Pictures and other parts, of which nothing bounds the tokens, are refused, and
-so are lists and objects in fields that are not known. An answer may be large: nothing is decoded of it but its usage.
+with the other texts of the body, such as an instruction. Pictures and other parts, of which nothing bounds the tokens, are refused,
+and so are lists and objects in fields that are not known. An answer may be large: nothing is decoded of it but its usage.
 """
 
 from __future__ import annotations
