@@ -5,7 +5,6 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeLatin1
 from libc.string cimport memchr, memcmp
 
-from aiohttp import hdrs
 from multidict import istr
 
 cdef extern from "<strings.h>" nogil:
@@ -22,7 +21,7 @@ cdef enum:
     MOST_NAMES = 256
 
 cdef dict NAMES = {}
-cdef dict KNOWN = {name.lower(): name for name in vars(hdrs).values() if isinstance(name, istr)}
+cdef dict KNOWN = {}
 """The names of which aiohttp's parser knows the spelling."""
 
 cdef char IN_NAME[256]
@@ -41,6 +40,10 @@ cdef object name_of(bytes name):
     """Return a header's name in the type that a dictionary of headers compares fastest. Names recur from request to request."""
     known = NAMES.get(name)
     if known is None:
+        if not KNOWN:
+            from aiohttp import hdrs  # which takes a tenth of a second: `gateway --version` needs none of it
+
+            KNOWN.update({each.lower(): each for each in vars(hdrs).values() if isinstance(each, istr)})
         text = name.decode("latin-1")
         known = KNOWN.get(text.lower()) or istr(text)
         if len(NAMES) < MOST_NAMES:

@@ -15,7 +15,7 @@ from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper
 from tests.patience import PATIENCE_S
 
-README = Path(__file__).parent.parent.parent / "deploy" / "README.md"
+DOCUMENT = Path(__file__).parent.parent.parent / "deploy" / "processes.md"
 
 
 def call(*arguments: str) -> Result:
@@ -69,7 +69,7 @@ def test_a_store_that_is_away_has_a_code_of_its_own(tmp_path: Path) -> None:
 
 def test_the_codes_are_in_the_help_and_in_the_document() -> None:
     shown = re.sub(r"\s+", " ", call("--help").stdout)
-    rows = README.read_text()
+    rows = DOCUMENT.read_text()
     for kind, (code, meaning) in EXIT_CODES.items():
         assert f"{code}: {meaning}" in shown
         assert f"| {code} | `{kind}` | {meaning} |" in rows

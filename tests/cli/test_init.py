@@ -91,7 +91,7 @@ def test_every_command_with_a_configuration_is_tried() -> None:
     tried = {command[0] for command in (*NEED_A_STORE, *NEED_NONE)}
     makes, reads_files_alone = (
         {"serve", "init"},
-        {"diff", "plugin", "plugins", "prices", "models", "doctor", "fake-upstream"},
+        {"diff", "docs", "plugin", "plugins", "prices", "models", "doctor", "fake-upstream"},
     )
     with_other_arguments = {"alerts", "reconcile"}
     assert set(COMMANDS) == tried | makes | reads_files_alone | with_other_arguments

@@ -106,7 +106,7 @@ def test_the_commands_show_names_and_no_values(tmp_path: Path, monkeypatch: pyte
     )
     after.write_text(changed.replace("${ROUTE}", "${ROUTE}-other"))
     assert WORDS in run("check", "--config", str(before))
-    assert json.loads(run("check", "--config", str(before), "--json"))["requests"] == {"fake": WORDS}
+    assert json.loads(run("check", "--config", str(before), "--json"))["adds"] == {"fake": WORDS}
     run("init", "--config", str(before))
     assert f"fake {WORDS}" in run("channels", "--config", str(before))
     assert json.loads(run("channels", "--config", str(before), "--json"))["request"] == WORDS

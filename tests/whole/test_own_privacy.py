@@ -34,6 +34,7 @@ REFERENCES: Final = ("", "same reference", "other")
 HIDDEN: Final = {
     *("channel", "attempts", "upstream_request_id", "upstream_usage", "cost_micros", "margin_micros", "cost_price"),
     *("upstream_cost_micros", "reference", "unavailable", "gateway", "changed_by", "answered_by"),
+    *("completion_id", "address", "user_agent", "tags"),
 }
 SUMS: Final = (
     *("prompt_tokens", "cached_tokens", "cache_write_tokens", "completion_tokens", "charge_micros"),

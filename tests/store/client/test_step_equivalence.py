@@ -147,8 +147,9 @@ def comparable(name: str, kind: bytes, value: Any) -> Any:
 
 
 def without_name(value: Any, name: str) -> str:
-    """Return the value as text in which the two accounts do not differ: they have tokens of their own."""
-    return re.sub(r'\{"digest".*?\}\}', "TOKEN", repr(value).replace(name, "NAME"))
+    """Return the value as text in which the two accounts do not differ: they have tokens and times of their own."""
+    text = re.sub(r'\{"digest".*?\}\}', "TOKEN", repr(value).replace(name, "NAME"))
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", text)
 
 
 async def one_by_one(client: Client, steps: Sequence[Step]) -> list[Any]:
