@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final, Literal
@@ -130,6 +131,11 @@ class Quota(Plugin):
             budgets=budgets,
         )
         exchange.charge(self, 0)
+        for budget in budgets:
+            if budget.of_session:
+                with suppress(ValueError):  # plugins have put as many tags as there may be
+                    exchange.note("session", budget.field[1:])
+                break
         # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
         hold = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step, budgets)
         hold.service_tier = body.service_tier
