@@ -2,13 +2,19 @@
 """The bytes of a command, which `gateway.store.client.protocol` describes."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.string cimport memcpy
 
 from hiredis import pack_command
 
 cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
-    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+    PyObject* PyTuple_GetItem "PyTuple_GET_ITEM"(object, Py_ssize_t)
+    bint PyUnicode_CheckExact(PyObject*)
+    bint PyBytes_CheckExact(PyObject*)
+    bint PyLong_CheckExact(PyObject*)
+    const char* PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size) except NULL
+    long long PyLong_AsLongLongAndOverflow(PyObject* number, int* overflow) except? -1
 
 cdef extern from *:
     const char* SOURCE_DIGEST  # a macro that the build defines
@@ -16,14 +22,24 @@ cdef extern from *:
 SOURCE = SOURCE_DIGEST.decode()
 """The digest of the file that this was built from."""
 
-cdef Py_ssize_t FRAMING = 32
-"""No less than the framing of a part, and than a number of 64 bits, take."""
+cdef enum:
+    ROOM = 64 * 1024
+    FRAMING = 64  # no less than the framing of a part with a number takes
+
+cdef char PACKED[ROOM]
 
 
-cdef char* put_number(char* at, unsigned long long number) noexcept nogil:
+cdef inline char* put_number(char* at, unsigned long long number) noexcept nogil:
     """Write the digits of a number. Return where they end."""
     cdef char digits[20]
     cdef int count = 0
+    if number < 10:
+        at[0] = <char>(c'0' + number)
+        return at + 1
+    if number < 100:
+        at[0] = <char>(c'0' + number // 10)
+        at[1] = <char>(c'0' + number % 10)
+        return at + 2
     while True:
         digits[count] = <char>(c'0' + number % 10)
         number //= 10
@@ -37,7 +53,7 @@ cdef char* put_number(char* at, unsigned long long number) noexcept nogil:
     return at
 
 
-cdef char* put_head(char* at, char kind, unsigned long long number) noexcept nogil:
+cdef inline char* put_head(char* at, char kind, unsigned long long number) noexcept nogil:
     """Write the line that begins a command or a part of it. Return where it ends."""
     at[0] = kind
     at = put_number(at + 1, number)
@@ -46,7 +62,7 @@ cdef char* put_head(char* at, char kind, unsigned long long number) noexcept nog
     return at + 2
 
 
-cdef char* put_part(char* at, const char* part, Py_ssize_t size) noexcept nogil:
+cdef inline char* put_part(char* at, const char* part, Py_ssize_t size) noexcept nogil:
     """Write one part with its framing. Return where it ends."""
     at = put_head(at, c'$', size)
     memcpy(at, part, size)
@@ -70,35 +86,32 @@ cdef char* put_signed(char* at, long long number) noexcept nogil:
 
 
 def pack(tuple command):
-    """Return a command in the form in which it is sent. What is no text, bytes or number of 64 bits is left to hiredis."""
-    cdef Py_ssize_t size = 0, room = FRAMING
+    """Return a command in the form in which it is sent.
+
+    One that is long, or has something else than text, bytes and numbers of 64 bits, is left to hiredis.
+    """
+    cdef Py_ssize_t size = 0, place
     cdef int overflow = 0
     cdef long long number
     cdef const char* text
-    cdef char* at
-    cdef bytes packed
-    for part in command:
-        if type(part) is str:
-            PyUnicode_AsUTF8AndSize(part, &size)
-            room += size + FRAMING
-        elif type(part) is bytes:
-            room += PyBytes_GET_SIZE(part) + FRAMING
-        elif type(part) is int:
-            PyLong_AsLongLongAndOverflow(part, &overflow)
-            if overflow:
+    cdef char* at = put_head(PACKED, c'*', PyTuple_GET_SIZE(command))
+    cdef char* end = PACKED + ROOM - FRAMING
+    cdef PyObject* part
+    for place in range(PyTuple_GET_SIZE(command)):
+        part = PyTuple_GetItem(command, place)
+        if PyUnicode_CheckExact(part):
+            text = PyUnicode_AsUTF8AndSize(part, &size)
+        elif PyBytes_CheckExact(part):
+            text, size = PyBytes_AS_STRING(<object>part), PyBytes_GET_SIZE(<object>part)
+        elif PyLong_CheckExact(part):
+            number = PyLong_AsLongLongAndOverflow(part, &overflow)
+            if overflow or at >= end:
                 return pack_command(command)
-            room += 2 * FRAMING
+            at = put_signed(at, number)
+            continue
         else:
             return pack_command(command)
-    packed = PyBytes_FromStringAndSize(NULL, room)
-    at = put_head(PyBytes_AS_STRING(packed), c'*', len(command))
-    for part in command:
-        if type(part) is str:
-            text = PyUnicode_AsUTF8AndSize(part, &size)
-            at = put_part(at, text, size)
-        elif type(part) is bytes:
-            at = put_part(at, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
-        else:
-            number = PyLong_AsLongLongAndOverflow(part, &overflow)
-            at = put_signed(at, number)
-    return packed[: at - PyBytes_AS_STRING(packed)]
+        if size >= end - at:
+            return pack_command(command)
+        at = put_part(at, text, size)
+    return PyBytes_FromStringAndSize(PACKED, at - PACKED)

@@ -35,3 +35,9 @@ def test_what_is_no_argument_is_left_to_hiredis(wrong: Any) -> None:
             return type(error)
 
     assert result(pack) == result(pack_command)
+
+
+def test_a_command_may_have_any_length() -> None:
+    for size in range(64 * 1024 - 200, 64 * 1024 + 10):
+        command: Any = ("SET", "key", b"x" * size, -(2**63), "y")
+        assert pack(command) == pack_command(command)
