@@ -141,7 +141,9 @@ async def show(at: At, account_id: IdArgument) -> None:
     if at.as_json:
         print_json(json_of(found) | {"budget_use": found.budget_use})
     else:
-        print_fields(fields_of(found) | dict(map(report_in_words, msgspec.to_builtins(found.budget_use))))
+        fields = fields_of(found)
+        fields["balance"] = f"{fields['balance']} {found.currency}".rstrip()
+        print_fields(fields | dict(map(report_in_words, msgspec.to_builtins(found.budget_use))))
 
 
 @command(account)

@@ -263,6 +263,7 @@ class Config(Section, frozen=True):
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     time_zone: str = "UTC"
+    currency: Annotated[str, msgspec.Meta(max_length=8)] = ""
     session_headers: tuple[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9-]{1,64}$")], ...] = SESSION_HEADERS
     port: Port = Port()
     tls: Tls | None = None

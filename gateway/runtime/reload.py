@@ -33,7 +33,18 @@ from gateway.runtime.process import BackgroundTask
 from gateway.server.gateway import Gateway
 
 RELOADABLE: Final = frozenset(
-    {"channels", "models", "aliases", "groups", "plugins", "alerts", "time_zone", "session_headers", "admin_sso"}
+    {
+        "channels",
+        "models",
+        "aliases",
+        "groups",
+        "plugins",
+        "alerts",
+        "time_zone",
+        "currency",
+        "session_headers",
+        "admin_sso",
+    }
 )
 """The settings of the file that a reload changes; of `port` only `trusted_proxies`, as `after_reload` has it."""
 

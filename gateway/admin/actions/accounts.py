@@ -112,11 +112,12 @@ class AccountNow(Account, frozen=True, kw_only=True):
     """An account with what it may spend now, and what each budget of it and of its group counts.
 
     `may_spend_micros`: the balance and the credit line without what is held, as far as its budgets leave it; null where no request
-    of it is served, since it is suspended or closed, or its group is not served.
+    of it is served, since it is suspended or closed, or its group is not served. `currency`: of all amounts, as the file says.
     """
 
     may_spend_micros: int | None
     budget_use: list[BudgetWindow]
+    currency: str
 
 
 class ChangedAccount(Account, frozen=True, kw_only=True):
@@ -186,7 +187,8 @@ async def read(client: LocalClient, account: str) -> AccountNow:
     uses = await budget_use(client.store, catalogue, found)
     group = catalogue.group(found.group)
     served = found.status is AccountStatus.ACTIVE and group is not None and group.enabled
-    return AccountNow(**_fields(found), may_spend_micros=_may_spend(found, uses) if served else None, budget_use=uses)
+    spendable = _may_spend(found, uses) if served else None
+    return AccountNow(**_fields(found), may_spend_micros=spendable, budget_use=uses, currency=client.config.currency)
 
 
 @action("PATCH", "/accounts/{account}", Scope.ACCOUNTS)

@@ -38,6 +38,8 @@ MAX_BODY: Final = 10 * 1024 * 1024
 """Bytes of a body: an import of many rows is the largest."""
 LARGE: Final = 64 * 1024
 """Bytes of a body that is checked in a thread."""
+LIST: Final = "by"
+"""The parameter that is a list: with commas, or given several times, as generated clients do."""
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$\.?)(?P<path>.*)`)?$", re.DOTALL)
 _FIELD: Final = re.compile(r"(?:missing required|contains unknown) field `(.*)`")
 
@@ -99,9 +101,9 @@ def query_of(request: web.Request, action: Action[Any, Any]) -> msgspec.Struct |
             raise Refused(
                 400, "invalid_request", f"There is no parameter {name[:100]!a} here; there are: {there}.", param="query"
             )
-        if name in values:
+        if name in values and name != LIST:
             raise Refused(400, "invalid_request", f"Give the parameter `{name}` once.", param=name)
-        values[name] = text
+        values[name] = f"{values[name]},{text}" if name in values else text
     if kind is None:
         return None
     try:

@@ -1,6 +1,7 @@
 """The admin port: metrics and the API over HTTP, for operators. On loopback unless the file says otherwise.
 
-1. A caller without a token learns only that the port is served: `GET /healthz` answers `ok`, all else 401.
+1. A caller without a token learns only that the port is served (`GET /healthz` answers `ok`), and what is in every gateway: the
+   description of the API, and the documents. All else is 401.
 2. It runs in a process of its own, which the gateway does not need: an address that is taken is logged as an error once, and
    tried again.
 3. Nothing is buffered for a client of the live stream that reads slowly.
@@ -21,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.management_tokens import ManagementTokens
-from gateway.admin.http import api
+from gateway.admin.http import api, openapi
 from gateway.admin.http.api import ACTOR, ClientOf
 from gateway.admin.http.responses import add_headers, answered, is_lost
 from gateway.admin.http.usage_feed import LiveUsage
@@ -31,6 +32,9 @@ from gateway.metrics.exporter import Exporter
 
 METRICS: Final = "/metrics"
 KNOWN: Final = f"Known here: GET /metrics, and what GET {api.PREFIX}/openapi.json describes."
+
+OPEN: Final = ("/healthz", openapi.PATH, f"{api.PREFIX}{openapi.PATH}")
+"""What everybody may read: nothing of this gateway is in it."""
 
 ADMIN: Final = Actor("admin.token")
 
@@ -83,7 +87,7 @@ class Admin:
         async def of_somebody(request: web.Request) -> web.StreamResponse:
             if self._pages is not None and is_lost(request):
                 return await self._pages.missing(request)
-            if request.match_info.route.resource not in self._of_pages and request.path != "/healthz":
+            if request.match_info.route.resource not in self._of_pages and request.path not in OPEN:
                 authorization = request.headers.get("Authorization", "")
                 request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
                 scopes = {Scope.READ, Scope.METRICS} if request.path == METRICS else {Scope.READ}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -92,7 +92,9 @@ class Pages:
         ]
         if self._operators:
             routes += [add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES]
-            routes += [add("GET", path, self._guarded(docs.show)) for path in (docs.DOCS, f"{docs.DOCS}/{{name:.+}}")]
+            routes += [
+                add("GET", path, self._guarded(self._documents)) for path in (docs.DOCS, f"{docs.DOCS}/{{name:.+}}")
+            ]
         else:
             routes.append(add("GET", "/", self._guarded(self._to_own)))
         shown = {path for method, path, _ in (*OWN_PAGES, *PAGES) if method == "GET"}
@@ -176,6 +178,12 @@ class Pages:
         if not ticket:
             return self._signed_out(request)
         return render(request, "enter.html", context_of(request) | {"ticket": ticket})
+
+    async def _documents(self, request: web.Request) -> web.StreamResponse:
+        with suppress(GatewayError):  # they are for anybody, also while the store is away
+            if (user := await self._login.user(request)) is not None:
+                request[USER] = user
+        return await docs.show(request)
 
     async def missing(self, request: web.Request) -> web.StreamResponse:
         """Say that there is no such page."""

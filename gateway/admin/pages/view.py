@@ -146,7 +146,8 @@ class View:
 
     def page(self, template: str, status: int = 200, **context: Any) -> web.Response:
         """Return a page of a template."""
-        return render(self.request, template, context_of(self.request) | context, status)
+        own = {"currency": self.client.config.currency}
+        return render(self.request, template, context_of(self.request) | own | context, status)
 
     def go(self, path: str, done: str = "") -> web.Response:
         """Send the browser to another page, which says that something is done: `done` is one of `DONE`."""
@@ -164,6 +165,7 @@ def context_of(request: web.Request) -> dict[str, Any]:
         "path": request.path,
         "done": DONE.get(request.query.get("done", "")),
         "problem": None,
+        "currency": "",
     }
 
 

@@ -246,3 +246,13 @@ async def test_changes_of_different_budgets_and_limits_at_once_are_all_done(loca
         account = await local_client.store.accounts.get("alice")
         assert account is not None
         assert set(msgspec.structs.astuple(account.budgets) + msgspec.structs.astuple(account.limits)) == {value}
+
+
+async def test_an_account_is_read_with_the_currency_of_the_file(local_client: LocalClient) -> None:
+    await created(local_client, "alice")
+    assert (await accounts.read(local_client, "alice")).currency == ""
+    local_client.config = msgspec.structs.replace(local_client.config, currency="EUR")
+    again = LocalClient(
+        msgspec.structs.replace(local_client.loaded, config=local_client.config), local_client.store, local_client.actor
+    )
+    assert (await accounts.read(again, "alice")).currency == "EUR"

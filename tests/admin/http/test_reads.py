@@ -39,3 +39,12 @@ async def test_an_external_id_names_its_account_in_paths_and_filters(api: Client
             assert answer.status == 404, path
             assert words in (text := await answer.text()), path
             assert "`gateway" not in text
+
+
+async def test_a_list_may_be_given_in_parts(api: Client) -> None:
+    one, other = [
+        await (await api.get(f"/api/v1/usage/summary?{terms}", headers=HEADERS)).json()
+        for terms in ("by=day,model", "by=day&by=model")
+    ]
+    assert one == other
+    assert (await api.get("/api/v1/usage/summary?limit=1&limit=2", headers=HEADERS)).status == 400

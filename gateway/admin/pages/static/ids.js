@@ -12,11 +12,10 @@ for (const id of navigator.clipboard ? document.querySelectorAll("main .id:not(.
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy";
-  button.textContent = "\u29c9";
   button.setAttribute("aria-label", `Copy ${text}`);
   button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(text);
-    button.textContent = "\u2713";
+    button.classList.add("done");
   });
   if (id.matches("a, button, code")) id.after(button);
   else id.append(button);
