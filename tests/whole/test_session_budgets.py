@@ -34,7 +34,7 @@ async def test_a_session_in_a_loop_is_ended_and_others_go_on(
         session = (await last_end_record(gateway)).tags["session"]
         assert len(session) == 16
         assert "loop" not in session
-        others = ({"session-id": "b"}, {"X-Claude-Code-Session-Id": "a loop too"}, {})
+        others: tuple[dict[str, str], ...] = ({"session-id": "b"}, {"X-Claude-Code-Session-Id": "a loop too"}, {})
         for headers in others:
             assert (await ask(gateway.port, chat(token, headers=headers))).status == 200
             tags = (await last_end_record(gateway)).tags
