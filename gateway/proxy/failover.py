@@ -150,7 +150,8 @@ class Failover:
                     if last is None or not failed.unfit:
                         failed.error.unavailable |= last.error.unavailable if last is not None else {}
                         last = failed
-                    untried = [] if failed.final else [other for other in untried if _has_time(exchange, other.channel)]
+                    final = failed.final or (failed.maybe_billed and body.unit != "")  # a picture may have been made
+                    untried = [] if final else [other for other in untried if _has_time(exchange, other.channel)]
                     if failed.starting and not (untried or route.fallbacks) and _can_wait(exchange, candidate.channel):
                         await asyncio.sleep(STARTING_S)
                         exchange.attempts.pop()  # it counts as one: nothing was worked on

@@ -22,11 +22,13 @@ from tests.patience import PATIENCE_S
 from tests.whole.aftermath import last_end_record
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat, get
+from tests.whole.scripted import Fin, Hold, Scripted, Step
 
 pytestmark = pytest.mark.usefixtures("client")
 
 FILE = """
-channels: {{up: {{base_url: "{url}", operations: [{operations}], on_caller_gone: cancel}}}}
+channels:
+  up: {{base_url: "{url}", operations: [{operations}], on_caller_gone: cancel}}
 models:
   pictures: {{image: {{low: 0.01, "high 1024x1024": 0.17, "1024x1536": 0.05}}, channels: [{{use: up, model: theirs}}]}}
   plain: {{image: 0.04, request: 0.001, channels: [up]}}
@@ -186,27 +188,51 @@ async def test_what_nothing_bounds_is_refused(
         assert upstream.requests == []
 
 
-OF_FIVE = {
-    IMAGES: ({"model": "plain", "prompt": "x"}, 41_000),
-    SPEECH: ({"model": "voice", "input": "x" * 100, "voice": "v"}, 1_500),
-    HEARD[0]: ({"model": "ears"}, 1_000),
+ENDINGS: dict[str, tuple[list[Step], int, int]] = {
+    # What the upstream does: its script, the status, and how many channels are asked.
+    "closes": ([Fin], 502, 1),
+    "breaks off": ([b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{", Fin], 502, 1),
+    "is too slow": ([Hold], 504, 1),
+    "answers with a page": ([b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nhi"], 502, 2),
+    "fails": ([b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"], 502, 2),
 }
 
 
-@pytest.mark.parametrize("path", OF_FIVE)
-async def test_of_fifty_at_once_a_balance_for_five_serves_five(
-    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str
+@pytest.mark.parametrize("path", [IMAGES, SPEECH])
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_what_does_not_come_is_not_charged_and_not_ordered_twice(
+    store_url: str, tmp_path: Path, path: str, ending: str
 ) -> None:
-    body, cost = OF_FIVE[path]
-    async with serving(upstream, store_url, tmp_path, credit=5 * cost) as (gateway, token):
-        if path == HEARD[0]:
-            calls = [send_form(gateway, token, path, body | {"file": wav(10)}) for _ in range(50)]
-        else:
-            calls = [post(gateway, token, path, body) for _ in range(50)]
-        statuses = [answer.status for answer in await asyncio.gather(*calls)]
-        assert sorted(statuses) == [200] * 5 + [402] * 45
-        assert len(upstream.requests) == 5
-        assert await charged(gateway, 5 * cost) == 5 * cost
+    script, status, asked = ENDINGS[ending]
+    body = {"model": "plain", "prompt": "x"} if path == IMAGES else {"model": "voice", "input": "x"}
+    if path == SPEECH:
+        script = [
+            each.replace(b"application/json", b"audio/mpeg") if isinstance(each, bytes) else each for each in script
+        ]
+    async with Scripted(script) as one, Scripted(script) as other:
+        yaml = FILE.format(url=one.base_url, operations=", ".join(SERVED), chain=CHAIN).replace(
+            "models:",
+            f'  two: {{base_url: "{other.base_url}", operations: [images, speech], timers: {{total: 0.5}}}}\nmodels:',
+        )
+        yaml = yaml.replace("channels: [up]", "channels: [up, two]").replace(
+            "on_caller", "timers: {total: 0.5}, on_caller"
+        )
+        async with running(yaml, tmp_path, store_url) as gateway:
+            answer = await post(gateway, await gateway.token(), path, body)
+            assert (answer.status, len(one.requests) + len(other.requests)) == (status, asked)
+            assert await charged(gateway) == 0
+
+
+async def test_a_caller_that_leaves_pays_for_what_is_made_all_the_same(store_url: str, tmp_path: Path) -> None:
+    async with Scripted([Hold]) as upstream:
+        yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            body = json.dumps({"model": "plain", "prompt": "x", "n": 2}).encode()
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(chat(await gateway.token(), body, path=IMAGES))
+            await upstream.arrived.wait()
+            writer.close()
+            assert await charged(gateway) == 81_000
 
 
 async def test_an_upstream_that_refuses_is_charged_nothing(
