@@ -67,7 +67,7 @@ format: $(VENV)/.dev
 
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
 # compiler, its compiled modules are built, too. Of what only tests need, a module is compiled when it is imported first.
-$(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
+$(VENV)/.serve: $(LOCK) pyproject.toml deploy/hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
 	@sh deploy/install.sh "$(PYTHON)" $(VENV) serve
 	$(BIN)/gateway --version
 	@touch $@

@@ -1,4 +1,4 @@
-"""Modules that are compiled: each is built from a Cython file beside it where an installation can, see `hatch_build.py`.
+"""Modules that are compiled: each is built from a Cython file beside it where an installation can, see `deploy/hatch_build.py`.
 
 Every user of one has the same in Python, which is used where there is none, and with `GATEWAY_PURE=1`.
 """

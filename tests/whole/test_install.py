@@ -18,7 +18,6 @@ import gateway
 ROOT = Path(gateway.__file__).parent.parent
 FILES = (
     "pyproject.toml",
-    "hatch_build.py",
     "README.md",
     "CHANGELOG.md",
     "deploy",

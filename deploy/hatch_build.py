@@ -23,7 +23,7 @@ SOURCES = tuple(
     Path("gateway", name)
     for name in ("chat/_plain.pyx", "proxy/_pass.pyx", "server/_head.pyx", "store/client/_pack.pyx")
 )
-SHARED = Path(__file__).parent / "gateway/chat/_plain.pxd"
+SHARED = Path(__file__).parents[1] / "gateway/chat/_plain.pxd"
 
 
 class PassBuildHook(BuildHookInterface):  # type: ignore[type-arg]
