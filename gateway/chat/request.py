@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
@@ -160,6 +160,7 @@ class Body(msgspec.Struct, frozen=True):
     """What the operation is billed by: `image`, `second` or `character`; empty for tokens."""
     units: int = 0
     """The most of them that the request can order."""
+    editable: ClassVar[bool] = True
     variant: tuple[str, ...] = ()
     """What may have a price of its own, such as the quality and the size of pictures."""
 
@@ -455,8 +456,13 @@ async def changed(
 def edited(body: Body, fields: Mapping[str, object], drop: Collection[str]) -> bytes | None:
     """Return a body with some fields set and others dropped, in JSON; None where that changes nothing.
 
-    Raises `ValueError` for a field that cannot be changed, or that JSON does not have.
+    Raises `ValueError` for a field that cannot be changed, or that JSON does not have, and `Refused` for a form.
     """
+    if not body.editable:
+        text = (
+            "This gateway changes texts before they are sent, and a form passes as it came. Send it without such texts."
+        )
+        raise Refused(415, "unsupported_media_type", text)
     if isinstance(drop, str):
         raise TypeError(f"`drop` is a list of names: [{drop!r}]")
     if not body.top:

@@ -171,7 +171,7 @@ class TranscriptionsFormat(SpeechFormat):
             )
         ((_, begin, end),) = form.files
         seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
-        return MultipartBody.of(form, billed_by(self.unit, model, seconds))
+        return MultipartBody.of(form, top, billed_by(self.unit, model, seconds))
 
     def read(self, text: bytes) -> Response | None:
         """Return what was written down, in JSON or not. Raises `ValueError` for what is no JSON."""

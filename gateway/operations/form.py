@@ -98,16 +98,17 @@ class MultipartForm(msgspec.Struct):
 class MultipartBody(CheckedBody, frozen=True):
     """A checked form. `_parts`: its bytes up to the name of the model, and those after it; none once they were freed."""
 
+    editable = False
     _parts: list[BodyPart] = msgspec.field(default_factory=list)
 
     @classmethod
-    def of(cls, form: MultipartForm, fields: Mapping[str, Any]) -> Self:
-        """Return the body of a form whose fields were checked."""
+    def of(cls, form: MultipartForm, top: dict[str, msgspec.Raw], fields: Mapping[str, Any]) -> Self:
+        """Return the body of a form whose fields were checked. `top`: as JSON has them."""
         begin, end = next((begin, end) for name, begin, end in form.fields if name == "model")
         view = memoryview(form.raw)
         media = f"{FORM}; boundary={form.boundary}"
         parts: list[BodyPart] = [view[:begin], view[end:]]
-        return cls(**fields, size=len(form.raw), _top={}, media=media, _parts=parts)
+        return cls(**fields, size=len(form.raw), _top=top, media=media, _parts=parts)
 
     def upstream(
         self,

@@ -120,7 +120,7 @@ class ImageEditsFormat(ImagesFormat):
         if not form.files:
             raise invalid_field("image", "'image' is required: a file.")
         top = form.top(numbers=("n", "seed", "output_compression"), booleans=("stream",))
-        return MultipartBody.of(form, self._checked(top, rules))
+        return MultipartBody.of(form, top, self._checked(top, rules))
 
 
 def billed_by(unit: str, model: str, units: int, variant: tuple[str, ...] = ()) -> dict[str, Any]:

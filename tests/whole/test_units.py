@@ -266,3 +266,24 @@ async def test_by_openais_library(upstream: FakeUpstream, store_url: str, tmp_pa
         listed = json.loads((await ask(gateway.port, get("/v1/models/voice", token))).body)
         assert listed["pricing"] == {"request": "0", "character": "0.000015"}
         assert await charged(gateway) == 81_000 + 41_000 + 75 + 2 * 200
+
+
+REDACTED = CHAIN.replace(
+    "  - use: rate-limit", "  - use: redact\n  - use: stop-words\n    with: {words: [forbidden]}\n  - use: rate-limit"
+)
+
+
+async def test_texts_are_redacted_or_not_sent(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> None:
+    yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=REDACTED)
+    async with running(yaml, tmp_path, store_url) as gateway:
+        token = await gateway.token()
+        assert (await post(gateway, token, IMAGES, {"model": "plain", "prompt": "of ann@example.com"})).status == 200
+        assert b"ann@" not in upstream.requests.pop().body
+        spoken = await post(gateway, token, SPEECH, {"model": "voice", "input": "call ann@example.com"})
+        assert (spoken.status, spoken.body) == (200, b"ID3call [e-mail]")
+        upstream.requests.clear()
+        fields = {"model": "ears", "file": wav(1), "prompt": "ann@example.com speaks"}
+        answer = await send_form(gateway, token, HEARD[0], fields)
+        assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
+        assert upstream.requests == []
+        assert (await send_form(gateway, token, HEARD[0], fields | {"prompt": "she speaks"})).status == 200
