@@ -108,12 +108,10 @@ class UsageLogger(Plugin):
                 self._counted.count(exchange)
                 return None
             model = exchange.model if exchange.model in self.models else ""
-            record = _closed(arrival.record, exchange, model)
+            record = _closed(arrival.record, exchange, model, *self.usage.caller_of(exchange.request))
             if arrival.reference and record.account:
                 reference = hashed_reference(record.account, arrival.reference)
                 record = msgspec.structs.replace(record, reference=reference)
-            address, agent = self.usage.caller_of(exchange.request)
-            record = msgspec.structs.replace(record, address=address, user_agent=agent)
             if exchange.notes is not None:
                 record = msgspec.structs.replace(record, tags=exchange.notes)
             if not model or exchange.error is not None:
@@ -202,7 +200,7 @@ def _certain(exchange: Exchange) -> dict[str, object]:
     }
 
 
-def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
+def _closed(opened: Record, exchange: Exchange, model: str, address: str, user_agent: str) -> Record:
     """Return the record with its end. It is set in parts: Python makes a dictionary for a call with more than 14 names."""
     last = exchange.attempts[-1] if exchange.attempts else None
     # Without a Caller the request was refused; the exchange says whose it was, as far as that is known.
@@ -260,4 +258,6 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         cost_price=last.cost.record(last.usage) if last and last.cost else {},
         upstream_cost_micros=last.stated_micros if last else None,
         upstream_usage=last.reported if last else "",
+        address=address,
+        user_agent=user_agent,
     )

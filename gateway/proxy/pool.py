@@ -27,7 +27,6 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
-from aiohttp.connector import Connection
 from yarl import URL
 
 from gateway.base.ids import drawn
@@ -121,7 +120,7 @@ class Endpoint:
         kept_s = KEEP_S if proxy is None else 2 * KEEP_S
         self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=kept_s)
         self._used: WeakSet[object] = WeakSet()
-        self._at_hand: deque[tuple[Connection, float]] = deque()
+        self._at_hand: deque[tuple[UpstreamConnection, float]] = deque()
         self._sweeping: asyncio.TimerHandle | None = None
         port = "" if url.is_default_port() else f":{url.port}"
         host = f"[{url.host}]" if url.host and ":" in url.host else url.host
@@ -145,28 +144,22 @@ class Endpoint:
         if self.request.proxy is not None:
             return None
         while self._at_hand:
-            connection = self._at_hand.pop()[0]
-            if (found := self._usable(connection)) is not None:
+            if (found := self._at_hand.pop()[0].again()) is not None:
                 return found
-        while (pooled := await self._connector._get(self._key, [])) is not None:
-            if (found := self._usable(pooled)) is not None:
-                return found
+        while (connection := await self._connector._get(self._key, [])) is not None:
+            transport = connection.transport
+            if transport is not None and not transport.is_closing():
+                return UpstreamConnection(connection, self._turns, self._keep)
+            connection.close()
         return None
 
-    def _usable(self, connection: Connection) -> UpstreamConnection | None:
-        transport = connection.transport
-        if transport is not None and not transport.is_closing():
-            return UpstreamConnection(connection, self._turns, self._keep)
-        connection.close()
-        return None
-
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: UpstreamConnection) -> None:
         """Keep a connection at hand whose answer has ended: the next request takes it without aiohttp's pool.
 
         One through a proxy goes to that pool, where only aiohttp knows which tunnel it is.
         """
         if self.request.proxy is not None:
-            connection.release()
+            connection.give_back()
             return
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + KEEP_S
@@ -178,7 +171,7 @@ class Endpoint:
         """Give connections to the pool that were not used for a time."""
         loop = asyncio.get_running_loop()
         while self._at_hand and self._at_hand[0][1] <= loop.time():
-            self._at_hand.popleft()[0].release()
+            self._at_hand.popleft()[0].give_back()
         self._sweeping = loop.call_at(self._at_hand[0][1], self._sweep) if self._at_hand else None
 
     async def open(self, *, fresh: bool) -> tuple[UpstreamConnection, bool]:
@@ -203,7 +196,7 @@ class Endpoint:
         if self._sweeping is not None:
             self._sweeping.cancel()
         while self._at_hand:
-            self._at_hand.pop()[0].close()
+            self._at_hand.pop()[0].give_back()
         await self._connector.close()
 
     def message(

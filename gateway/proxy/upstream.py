@@ -101,7 +101,9 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "status",
     )
 
-    def __init__(self, connection: Connection, turns: Turns, keep: Callable[[Connection], None] | None = None) -> None:
+    def __init__(
+        self, connection: Connection, turns: Turns, keep: Callable[[UpstreamConnection], None] | None = None
+    ) -> None:
         """Take a connection from the pool. `keep` takes it back where it may carry another request, else the pool does."""
         transport, pooled = connection.transport, connection.protocol
         if transport is None or pooled is None:
@@ -186,19 +188,38 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self.end_pass()
         self._on_data = self._on_end = self.on_head = None
         del self._parser  # breaks a reference cycle
-        if self._state is UpstreamState.REUSABLE and not self._transport.is_closing():
-            self._transport.set_protocol(IdleConnection(self._pooled_protocol))
+        if self._reusable:
             if not self._reading:
                 self._transport.resume_reading()
-            if self._keep is None:
-                self._connection.release()
-            else:
-                self._keep(self._connection)
+            (self._keep or UpstreamConnection.give_back)(self)
         else:
             self._connection.close()
             self._transport.abort()
             if not self.ended:
                 self._state = UpstreamState.FAILED if self.answered else UpstreamState.LOST
+            self._forget()
+
+    def give_back(self) -> None:
+        """Give a connection whose answer has ended back to the pool."""
+        self._transport.set_protocol(IdleConnection(self._pooled_protocol))
+        self._connection.release()
+        self._forget()
+
+    def again(self) -> UpstreamConnection | None:
+        """Return a connection whose answer has ended for another request; None where it must not carry one, and is closed."""
+        connection, again = self._connection, None
+        if self._reusable:
+            again = UpstreamConnection(connection, self._turns, self._keep)
+        else:
+            connection.close()
+        self._forget()
+        return again
+
+    @property
+    def _reusable(self) -> bool:
+        return self._state is UpstreamState.REUSABLE and not self._transport.is_closing()
+
+    def _forget(self) -> None:
         # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
         # collector would free both, and 256 KiB of the transport.
         del self._transport, self._connection, self._keep
@@ -384,7 +405,7 @@ class IdleConnection(asyncio.BufferedProtocol):
 
 def take(transport: asyncio.Transport, protocol: asyncio.BufferedProtocol) -> None:
     """Give the transport of a connection from the pool to `protocol`, which has a buffer."""
-    if isinstance(transport.get_protocol(), IdleConnection):
+    if isinstance(transport.get_protocol(), (IdleConnection, UpstreamConnection)):
         transport.set_protocol(protocol)
     else:
         transport.pause_reading()

@@ -8,6 +8,7 @@ import shutil
 import ssl
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from aiohttp.client_proto import ResponseHandler
 from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
 from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, AIOHTTP_CONNECTOR, Endpoint, UpstreamPool
+from gateway.proxy.upstream import UpstreamConnection
 from gateway.runtime.reload import Reloader
 from gateway.store.circuit_breaker import ChannelBreaker
 from gateway.store.client.client import Client
@@ -88,6 +90,43 @@ async def test_a_target_is_closed_with_the_last_generation_that_used_it() -> Non
     await pool.retire(2, [second])
     assert pool.endpoint(first, 3) is not used
     await pool.close()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_connection_is_at_hand_until_something_arrives_on_it(*, closes: bool) -> None:
+    peers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    async def ask(connection: UpstreamConnection) -> UpstreamConnection:
+        ended = asyncio.get_running_loop().create_future()
+        connection.on_head = lambda head: head.flow_to(lambda data: None, ended.set_result)
+        connection.send([b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"])
+        assert await ended
+        connection.release()
+        return connection
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        pool = UpstreamPool()
+        endpoint = pool.endpoint(Channel(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"))
+        await ask((await endpoint.open(fresh=False))[0])
+        again = await endpoint.idle()
+        assert again is not None
+        await ask(again)
+        assert len(peers) == 1
+        if closes:
+            peers[0].close()
+        else:
+            peers[0].write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await wait_until(lambda: not again._reusable)
+        assert await endpoint.idle() is None
+        await pool.close()
+        await asyncio.gather(*(peer.wait_closed() for peer in peers), return_exceptions=True)
 
 
 @needs_openssl
