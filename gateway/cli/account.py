@@ -184,6 +184,25 @@ async def adjust(
     await _booked(at, "money.adjust", account_id, transaction=transaction, amount_micros=value, reason=reason)
 
 
+@command(account)
+async def refund(
+    at: At,
+    account_id: IdArgument,
+    transaction: Annotated[str, typer.Argument(metavar="TRANSACTION", help="The id of the credit.")],
+    value: Annotated[
+        int | None, typer.Argument(parser=positive, metavar="AMOUNT", help="How much of it; without it, all.")
+    ] = None,
+) -> None:
+    """Take a credit back, or a part of it, once. The balance stops at what is held, or at zero.
+
+    Example: `gateway account refund alice invoice-2041`
+    """
+    name = await at.account(account_id)
+    booked = await at.do("money.refund", name, transaction, amount_micros=value)
+    typer.echo(f"{amount(-booked.amount_micros)} {'was' if booked.booked_before else 'is'} refunded.", err=True)
+    print_account(await at.do("accounts.read", name), at.as_json)
+
+
 async def _booked(at: At, action: str, account_id: str, **fields: Any) -> None:
     """Book a transaction, and print the account after it."""
     name = await at.account(account_id)

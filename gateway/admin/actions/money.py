@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
+from hashlib import sha256
 from typing import Annotated, Final
 
 import msgspec
@@ -19,6 +20,9 @@ from gateway.store.money.scripts import Credit, Credited
 
 MAX_REASON: Final = 500
 """Bytes."""
+REFUND: Final = "refund:"
+"""The beginning of the transaction id of a refund, before that of its credit."""
+LONGEST_ID: Final = 64
 
 Transaction = Annotated[
     str,
@@ -49,6 +53,12 @@ class NewAdjustment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transaction: Transaction
     amount_micros: Annotated[int, msgspec.Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REASON)]
+
+
+class NewRefund(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of a credit is refunded; null for all of it."""
+
+    amount_micros: Annotated[int, msgspec.Meta(ge=1, le=MAX_AMOUNT)] | None = None
 
 
 class Booked(msgspec.Struct, frozen=True):
@@ -96,6 +106,27 @@ async def adjust(client: LocalClient, account: str, body: NewAdjustment) -> Book
     return await _booked(client, account, body, move)
 
 
+@action("POST", "/accounts/{account}/credits/{transaction}/refunds", Scope.MONEY, status=201)
+async def refund(client: LocalClient, account: str, transaction: str, body: NewRefund) -> Booked:
+    """Take a credit back, or a part of it, once. `amount_micros` of the answer says what was booked: the balance stops
+    at what is held, or at zero.
+
+    It is a line of the ledger with the reason `refund of` the credit. Repeated, it answers what was booked. 404 where there is no
+    such credit, or it was of less.
+    """
+    check_transaction(transaction)
+    named = f"{REFUND}{transaction}"
+    if len(named) > LONGEST_ID:
+        named = f"{REFUND}{sha256(transaction.encode()).hexdigest()[:40]}"
+    credited = await moved(
+        account, named, partial(client.store.wallet.refund, account, named, transaction, body.amount_micros or 0)
+    )
+    before = credited.outcome is Credit.DONE
+    client.change.before = {"balance_micros": credited.balance - (0 if before else credited.amount)}
+    client.change.after = booked = Booked(account, named, credited.amount, credited.balance, before)
+    return booked
+
+
 @action("GET", "/accounts/{account}/ledger", Scope.READ)
 async def ledger(client: LocalClient, account: str, query: LedgerLines) -> Ledger:
     """List what changed the balance, newest first: credits, adjustments with their reasons, and the charge of each request."""
@@ -119,6 +150,8 @@ async def moved(account: str, transaction: str, move: Callable[[], Awaitable[Cre
         raise AccountError("the amount, or the balance with it, is too large to be exact") from None
     if credited.outcome is Credit.NO_ACCOUNT:
         raise unknown(account)
+    if credited.outcome is Credit.NO_CREDIT:
+        raise AccountError(f"the account `{account}` has no such credit, or it was of less").of_kind("not_found")
     if credited.outcome is Credit.CLOSED:
         raise AccountError(f"the account `{account}` is closed for good: nothing was credited")
     if credited.outcome is Credit.CONFLICT:

@@ -29,6 +29,7 @@ ACTIONS: Final[tuple[Action[Any, Any], ...]] = (
     imports.credits_,
     money.credit,
     money.adjust,
+    money.refund,
     money.ledger,
     links.create,
     links.own,

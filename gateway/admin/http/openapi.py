@@ -16,10 +16,11 @@ from gateway.admin.actions.remote import Streamed
 from gateway.admin.actions.table import ACTIONS
 
 PATH: Final = "/openapi.json"
-"""Below the prefix, and at the root. It needs a token: who has none learns nothing from this port."""
+"""Below the prefix, and at the root. It needs no token: it has nothing of this gateway."""
 REFERENCE: Final = "#/components/schemas/{name}"
 IN_PATH: Final[Mapping[str, str]] = {
-    "account": "The account's id.",
+    "account": "The account's id, or `ext:` and its external id.",
+    "transaction": "The transaction id of a credit.",
     "token": "The token's id, as in alice-1a2b3c4d, or of a management token; not the token itself.",
     "id": "The request's id: what its caller got as `x-request-id`.",
     "name": "The channel's name in the configuration.",

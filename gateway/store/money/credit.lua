@@ -1,5 +1,6 @@
--- credit(transaction, kind: credit | adjust, amount, reason)
-local transaction, kind, reason = ARGV[1], ARGV[2], ARGV[4]
+-- credit(transaction, kind: credit | adjust, amount, reason[, credit])
+-- With `credit`, the transaction is its refund: of the amount, or of all of it for 0, and of no more than is left and not held.
+local transaction, kind, reason, refunded = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local amount = integer(ARGV[3], kind == "adjust" and -MOST or 1, MOST, "the amount")
 if not transaction:match("^[%w._:-]+$") or #transaction > 64 then
   refuse("the transaction id is not 1 to 64 letters, digits and . _ : -")
@@ -13,7 +14,12 @@ if not account then
   return { transaction, "NO_ACCOUNT", 0 }
 end
 local known = redis.call("HGET", credits, transaction)
-if known then
+if refunded then
+  local paid = tonumber(redis.call("HGET", credits, refunded) or 0)
+  if known then return { transaction, "DONE", account.balance, tonumber(known) } end
+  if paid < 1 or paid < -amount then return { transaction, "NO_CREDIT", account.balance, 0 } end
+  amount = -math.min(amount == 0 and paid or -amount, math.max(0, account.balance - account.held))
+elseif known then
   return { transaction, known == digits(amount) and "DONE" or "CONFLICT", account.balance }
 end
 if kind == "credit" and redis.call("HGET", account_key, "status") == "closed" then
@@ -23,4 +29,4 @@ integer(digits(account.balance + amount), -MOST, MOST, "the new balance")
 redis.call("HSET", credits, transaction, digits(amount))
 move(account, kind, transaction, amount, "reason", reason)
 save(account)
-return { transaction, "OK", account.balance }
+return { transaction, "OK", account.balance, amount }

@@ -116,6 +116,8 @@ class Credit(StrEnum):
     NO_ACCOUNT = "NO_ACCOUNT"
     CLOSED = "CLOSED"
     """The account is closed for good, so that nobody could spend a credit."""
+    NO_CREDIT = "NO_CREDIT"
+    """There is no such credit to refund, or it was of a smaller amount."""
 
 
 class HoldReply(msgspec.Struct, frozen=True):
@@ -148,10 +150,11 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Credited(msgspec.Struct, frozen=True):
-    """The result of a credit, and the balance after it."""
+    """The result of a credit, and the balance after it. `amount`: of a refund, what was booked."""
 
     outcome: Credit
     balance: int
+    amount: int = 0
 
 
 class Settlement(msgspec.Struct, frozen=True):

@@ -190,6 +190,10 @@ class Wallet:
         """Correct the balance up or down, once for each transaction id; the reason is stored in the ledger."""
         return await self._move(account, transaction, "adjust", amount, reason)
 
+    async def refund(self, account: str, transaction: str, credit: str, amount: int) -> Credited:
+        """Take back a credit, once: `amount` of it, or all for 0, but no more than is left of the balance and not held."""
+        return await self._move(account, transaction, "adjust", -amount, f"refund of {credit}", credit)
+
     async def sweep(self, account: str, limit: int = 100) -> list[tuple[str, int]]:
         """End up to `limit` holds whose lease has expired; return each request and its charge."""
         return (await self._sweep(account, limit))[1]
@@ -254,9 +258,10 @@ class Wallet:
         _, now_ms, *expired = await self._call("sweep", self._settling, account, account, limit, *self._window)
         return now_ms, pairs(expired)
 
-    async def _move(self, account: str, transaction: str, kind: str, amount: int, reason: str) -> Credited:
-        _, outcome, balance = await self._call("credit", self._settling, account, transaction, kind, amount, reason)
-        return Credited(Credit(outcome.decode()), balance)
+    async def _move(self, account: str, transaction: str, kind: str, amount: int, reason: str, *of: str) -> Credited:
+        terms: tuple[Argument, ...] = (kind, amount, reason, *of)
+        _, outcome, balance, *booked = await self._call("credit", self._settling, account, transaction, *terms)
+        return Credited(Credit(outcome.decode()), balance, *booked)
 
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
         reply: list[Any] = await client.run(self.scripts[name], keys_of(account), (key, *arguments))

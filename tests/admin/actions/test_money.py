@@ -11,8 +11,9 @@ import pytest
 from gateway.admin.actions import accounts, money
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit, NewRefund
 from gateway.base.errors import GatewayError
+from gateway.base.ids import new_id
 from gateway.store.accounts import MAX_AMOUNT, AccountError
 
 
@@ -101,3 +102,38 @@ async def test_a_closed_account_gets_no_credit_but_what_was_booked_is_told_and_c
     assert (await money.credit(local_client, "alice", body=NewCredit("t", 5))).booked_before
     assert (await money.adjust(local_client, "alice", body=NewAdjustment("v", -5, "refunded"))).balance_micros == 0
     assert len(await lines(local_client)) == 2
+
+
+async def refunded(local_client: LocalClient, transaction: str, micros: int | None = None) -> money.Booked:
+    return await money.refund(local_client, "alice", transaction, body=NewRefund(micros))
+
+
+async def test_a_credit_is_refunded_once_and_the_balance_stops_at_zero(local_client: LocalClient) -> None:
+    for transaction, micros in (("pay-1", 100), ("pay-2", 50), ("x" * 64, 7)):
+        await money.credit(local_client, "alice", body=NewCredit(transaction, micros))
+    await money.adjust(local_client, "alice", body=NewAdjustment("spent", -90, "spent"))
+    part = await refunded(local_client, "pay-2", 20)
+    assert (part.amount_micros, part.balance_micros, part.booked_before) == (-20, 47, False)
+    again = await refunded(local_client, "pay-2", 50)
+    assert (again.amount_micros, again.balance_micros, again.booked_before) == (-20, 47, True)
+    assert (await refunded(local_client, "x" * 64)).amount_micros == -7
+    whole = await refunded(local_client, "pay-1")
+    assert (whole.amount_micros, whole.balance_micros) == (-40, 0), "no more than is left"
+    assert [each.reason for each in await lines(local_client)][:1] == ["refund of pay-1"]
+    for none in ("pay-3", "pay-1 ", "spent"):
+        with pytest.raises(AccountError):
+            await refunded(local_client, none)
+    await money.credit(local_client, "alice", body=NewCredit("pay-4", 5))
+    with pytest.raises(AccountError, match="or it was of less"):
+        await refunded(local_client, "pay-4", 6)
+    assert await local_client.store.wallet.verify("alice") == []
+
+
+async def test_fifty_refunds_at_once_are_one_and_leave_what_is_held(local_client: LocalClient) -> None:
+    await money.credit(local_client, "alice", body=NewCredit("pay-1", 100))
+    hold = local_client.store.wallet.hold
+    await hold("alice", new_id(), amount=30, floor=0, lease_ms=60_000, fingerprint="f", max_holds=9)
+    found = await asyncio.gather(*(refunded(local_client, "pay-1") for _ in range(50)))
+    assert {(each.amount_micros, each.balance_micros) for each in found} == {(-70, 30)}
+    assert sum(not each.booked_before for each in found) == 1
+    assert await local_client.store.wallet.verify("alice") == []
