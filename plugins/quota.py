@@ -261,7 +261,8 @@ class Quota(Plugin):
         price = self.catalogue.price(body.model, caller.group)
         if price is None or not self.catalogue.allows(caller, body.model):
             return None  # `model-routing` refuses the request
-        price = ordered(price, body)
+        if body.unit or body.service_tier:
+            price = ordered(price, body)
         full, budgets = await self._most(exchange, price), self.calendar.budgets(caller, exchange.request.headers)
         falls_back = (
             full or budgets or self.catalogue.models[body.model].fallback
