@@ -149,7 +149,8 @@ def _row(shown: ChannelNow) -> tuple[object, ...]:
     figures = shown.figures
     error = shown.last_error
     if shown.last_error_at_ms is not None:
-        error += f", {max(0, round(time.time() - shown.last_error_at_ms / 1000))} s ago"
+        minutes, seconds = divmod(max(0, round(time.time() - shown.last_error_at_ms / 1000)), 60)
+        error += f", {minutes // 60} h {minutes % 60} min ago" if minutes else f", {seconds} s ago"
     return (
         shown.channel,
         shown.in_words,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.requests import AfterRequest, Text
 from gateway.base.errors import Refused
+from gateway.domain.exchange import Outcome
 from gateway.server.own_records import NOT_FOUND, NOT_IN_ALL, notes_of, own_fields, readable
 from gateway.usage import queries
 from gateway.usage.completeness import span_ms
 from gateway.usage.database import UnusableFile
 from gateway.usage.queries import OWN_SUMS, RequestsQuery, own_sums
+from gateway.usage.record import hashed_reference
 
 Line = Mapping[str, Any]
 
@@ -64,13 +67,24 @@ async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
     return await asyncio.to_thread(read)
 
 
-async def requests(client: LocalClient, account: str, after: str, limit: int) -> OwnRequests:
-    """Return a part of the list of an account's requests. `after` is an id. Raises `FilesUnusable`."""
+class OwnRequestsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which of its requests a caller looks at. `reference`: what it sent as `X-Client-Request-Id`."""
+
+    model: Text | None = None
+    outcome: Outcome | None = None
+    reference: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    after: AfterRequest = ""
+
+
+async def requests(client: LocalClient, account: str, query: OwnRequestsQuery, limit: int) -> OwnRequests:
+    """Return a part of the list of an account's requests. Raises `FilesUnusable`."""
+    reference = None if query.reference is None else hashed_reference(account, query.reference)
+    wanted = RequestsQuery(account, after=query.after, model=query.model, outcome=query.outcome, reference=reference)
 
     def read() -> OwnRequests:
         unusable: list[UnusableFile] = []
         with readable():
-            found = queries.page(client.usage_home, RequestsQuery(account, after=after), limit, unusable)
+            found = queries.page(client.usage_home, wanted, limit, unusable)
         return OwnRequests(list(map(own_fields, found.records)), found.next, notes_of(client.usage_home, unusable))
 
     return await asyncio.to_thread(read)

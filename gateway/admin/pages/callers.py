@@ -14,24 +14,34 @@ from contextlib import asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
+import msgspec
 from aiohttp import web
 
 from gateway.admin.actions import accounts, money, own, tokens
 from gateway.admin.actions.links import base
 from gateway.admin.actions.money import LedgerLines
+from gateway.admin.actions.own import OwnRequestsQuery
+from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.tokens import TokenList
+from gateway.admin.http.api import send_csv
 from gateway.admin.pages.login import OWN
 from gateway.admin.pages.view import Form, Page, View, body, plot_of
 from gateway.base.errors import Refused
 from gateway.base.ids import check_time
 from gateway.base.leaky_buckets import LeakyBuckets
+from gateway.base.text import csv_line
 from gateway.config.schema import PortalSettings
 from gateway.domain.catalogue import Catalogue
+from gateway.domain.exchange import Outcome
 from gateway.domain.facts import Caller
+from gateway.server.own_records import OWN_FIELDS
 
 DAYS: Final = 30
 LISTED: Final = 50
 LINES: Final = 25
+EXPORTED_AT_ONCE: Final = 500
+MOST_EXPORTED: Final = 20_000
+"""Requests of a file, the newest ones."""
 MOST_TOKENS: Final = 100
 """Tokens of an account with which a caller may make no more."""
 EXAMPLE: Final = """\
@@ -84,12 +94,29 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
 
 
 async def requests(view: View) -> web.Response:
-    """Show the requests, newest first."""
-    after = view.request.query.get("after", "")
-    if after:
-        _checked(after)
-    found = await own.requests(view.client, view.user.account, after, LISTED)
-    return view.page("my_requests.html", page=found, older=bool(after))
+    """Show the requests that are searched for, newest first."""
+    search = view.search(OwnRequestsQuery)
+    found = await own.requests(view.client, view.user.account, body(OwnRequestsQuery, **search.asked), LISTED)
+    outcomes = [str(outcome) for outcome in Outcome]
+    return view.page("my_requests.html", page=found, search=search, outcomes=outcomes)
+
+
+async def export(view: View) -> web.StreamResponse:
+    """Send the newest requests that are searched for as CSV."""
+    query = body(OwnRequestsQuery, **view.search(OwnRequestsQuery).asked)
+
+    async def pieces() -> AsyncIterator[str]:
+        wanted, sent = query, 0
+        while True:
+            found = await own.requests(view.client, view.user.account, wanted, EXPORTED_AT_ONCE)
+            yield "".join(csv_line(line) for line in ([] if sent else [OWN_FIELDS]))
+            yield "".join(csv_line(line.values()) for line in found.data)
+            sent += EXPORTED_AT_ONCE
+            if not found.next or sent >= MOST_EXPORTED:
+                return
+            wanted = msgspec.structs.replace(wanted, after=found.next)
+
+    return await send_csv(view.request, CsvFile("requests.csv", pieces()))
 
 
 async def request(view: View) -> web.Response:
@@ -112,6 +139,7 @@ def _checked(request_id: str) -> str:
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", OWN, show),
     ("GET", f"{OWN}/requests", requests),
+    ("GET", f"{OWN}/requests.csv", export),
     ("GET", f"{OWN}/requests/{{id}}", request),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import time
 from collections.abc import AsyncIterator
 
@@ -16,6 +17,7 @@ from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken, TokenList
 from gateway.admin.pages.callers import MOST_CHANGES
 from gateway.store.accounts import AccountStatus
+from gateway.usage.record import hashed_reference
 from tests.admin.pages.conftest import House, PlainBrowser
 from tests.records import arrival, end, usage_database
 
@@ -146,3 +148,23 @@ async def test_a_suspended_account_gets_no_tokens(own: House) -> None:
     await accounts.change(own.local_client(), "alice", body=AccountChange(status="suspended"))
     status, page = await alice.post("/my/tokens", name="new", once="x")
     assert (status, "not active" in page) == (409, True)
+
+
+async def test_a_caller_searches_its_requests_and_takes_them_away(own: House) -> None:
+    alice, rows = await entered(own, "alice"), usage_database(own.folder / "usage")
+    mine = end(arrival(), account="alice", model="up", reference=hashed_reference("alice", "order 7"))
+    rows.write([mine, end(arrival(), account="bob", model="up", reference=hashed_reference("bob", "order 7"))])
+    rows.close()
+    for query, count in (
+        ("", 2),
+        ("?model=up", 1),
+        ("?reference=order+7", 1),
+        ("?outcome=refused", 0),
+        ("?reference=x", 0),
+    ):
+        status, text = await alice.get(f"/my/requests{query}")
+        assert (status, text.count('href="/my/requests/')) == (200, count), query
+    status, text = await alice.get("/my/requests.csv?model=up")
+    (line,) = csv.DictReader(text.splitlines())
+    assert (status, line["id"], "cost_micros" in line) == (200, mine.id, False)
+    assert (await alice.get("/my/requests?outcome=unheard"))[0] == 400
