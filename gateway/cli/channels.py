@@ -131,7 +131,7 @@ def _aside(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
     for each in shown.credentials:
         if each.state is not CredentialState.IN_USE:
             until = each.until or ("it is tried" if each.state is CredentialState.SPENT else "it is switched on")
-            yield shown.channel, each.index, each.state, each.since, until, each.reason
+            yield shown.channel, f"{each.index} ({each.fingerprint})", each.state, each.since, until, each.reason
 
 
 def _disabled(shown: ChannelNow) -> Iterator[tuple[object, ...]]:

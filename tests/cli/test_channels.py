@@ -129,8 +129,9 @@ def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: st
     assert states() == [("in use", ""), ("in use", "")]
     refuse(store_url, "canary-4712")
     line = run().stdout.splitlines()[-1].split()
-    assert (line[:3], line[-1]) == (["one", "1", "refused"], "402")
-    assert line[3] < line[4]
+    fingerprint = f"({as_json()[0]['credentials'][1]['fingerprint']})"
+    assert (line[:4], line[-1]) == (["one", "1", fingerprint, "refused"], "402")
+    assert line[4] < line[5]
     assert states() == [("in use", ""), ("refused", "402")]
     two = as_json()[0]["credentials"]
     assert [each["index"] for each in two] == [0, 1]

@@ -21,6 +21,9 @@ from gateway.base.errors import GatewayError
 from gateway.base.text import csv_line
 
 GROUPS: Final = ("day", "account", "model", "channel", "group", "month")
+SORTS: Final = {"": "as usual"} | {
+    name: name.removesuffix("_micros") for name in ("charge_micros", "cost_micros", "margin_micros", "requests")
+}
 DAYS: Final = 30
 MOST_DAYS: Final = 370
 LINES: Final = 200
@@ -31,7 +34,7 @@ def _terms(view: View) -> dict[str, str]:
     asked = view.search(SumsQuery).asked
     return {
         "since": _first_day(),
-        **{name: asked[name] for name in ("account", "model", "since", "until") if asked[name]},
+        **{name: asked[name] for name in ("account", "model", "since", "until", "sort") if asked[name]},
     }
 
 
@@ -60,6 +63,7 @@ async def show(view: View) -> web.StreamResponse:
         by=by,
         groups=GROUPS,
         ranges=_ranges(view),
+        sorts=SORTS,
         found=found,
         plot=plot,
         problem=problem,
@@ -111,9 +115,8 @@ def _by(view: View) -> list[str]:
 
 
 def _wanted(by: list[str], terms: dict[str, str], limit: int) -> SumsQuery:
-    return body(
-        SumsQuery, by=",".join(by), limit=limit, sort="" if {"day", "month"} & set(by) else "charge_micros", **terms
-    )
+    sort = "" if {"day", "month"} & set(by) else "charge_micros"
+    return body(SumsQuery, by=",".join(by), limit=limit, **{"sort": sort, **terms})
 
 
 def _plot(found: Summary, terms: Mapping[str, str]) -> Plot | None:

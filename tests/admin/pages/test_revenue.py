@@ -61,3 +61,14 @@ async def test_a_month_is_added_up_by_group_and_times_have_buttons(house: House,
     _, text = await browser.get(f"/money?by=month&by=group&since={month}")
     for part in (f">{month}<", ">trial<", f'href="/money?by=month&amp;by=group&amp;since={month}">This month<'):
         assert part in text, part
+
+
+async def test_lines_are_sorted_by_what_is_chosen(house: House, rows: UsageDatabase) -> None:
+    browser = await house.browser()
+    rows.write(
+        [end(arrival(), account="many", charge_micros=1) for _ in range(3)]
+        + [end(arrival(), account="dear", charge_micros=9)]
+    )
+    for sort, first, last in (("", "dear", "many"), ("charge_micros", "dear", "many"), ("requests", "many", "dear")):
+        _, text = await browser.get(f"/money?by=account&sort={sort}")
+        assert text.index(f">{first}</a>") < text.index(f">{last}</a>"), sort
