@@ -37,8 +37,9 @@ channels:
   '<b onclick=x>"&/': {{base_url: 'http://127.0.0.1:9/v1', headers: {{X-Key: sk-secret-number-three}}}}
 models:
   words: {{input: 1, output: 2, channels: [up]}}
+  pictures: {{image: {{low: 0.01, "high 1024x1024": 0.17}}, channels: [up]}}
   '<b onclick=x>"&/': {{free: true, channels: ['<b onclick=x>"&/']}}
-groups: {{default: {{}}, trial: {{}}, '<b onclick=x>"&/': {{}}}}
+groups: {{default: {{}}, trial: {{budgets: {{session: 5, session_requests: 500}}}}, '<b onclick=x>"&/': {{}}}}
 plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: quota}}, {{use: model-routing}}]
 """
 
