@@ -32,6 +32,11 @@ LEAST_BYTES_A_SECOND: Final = 750
 """Of a sound: the 6 kbit/s of Opus at its lowest. A shorter file of so many seconds is not known."""
 WAV_HEAD: Final = 44
 """Bytes before the first sample, at least."""
+MOST_BYTES_A_SECOND: Final = 400_000
+"""Of a sound without loss, or of a film."""
+ENDS: Final = 256 * 1024
+"""Bytes of the beginning and of the end in which a file says how long it is."""
+MATROSKA_A_SECOND: Final = 1000
 FRAMES: Final = 2000
 """Frames of MP3 between two pauses."""
 
@@ -170,8 +175,8 @@ class TranscriptionsFormat(SpeechFormat):
                 400, "not_served", "Sound is written down as a whole here: leave 'stream' out.", param="stream"
             )
         ((_, begin, end),) = form.files
-        seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
-        return MultipartBody.of(form, top, billed_by(self.unit, model, seconds))
+        most, likely = yield from seconds_of(memoryview(form.raw)[begin:end])
+        return MultipartBody.of(form, top, billed_by(self.unit, model, most, likely=likely))
 
     def read(self, text: bytes) -> Response | None:
         """Return what was written down, in JSON or not. Raises `ValueError` for what is no JSON."""
@@ -186,18 +191,48 @@ class TranslationsFormat(TranscriptionsFormat):
     path = "/audio/translations"
 
 
-def seconds_of(sound: memoryview) -> Generator[None, None, int]:
-    """Return the most whole seconds that a sound can have, with pauses.
+def seconds_of(sound: memoryview) -> Generator[None, None, tuple[int, int]]:
+    """Return the most whole seconds that a sound can have, and those that it is likely to have, with pauses.
 
-    Those of WAV and MP3 are what decoders play. Of any other form the size alone bounds them: what such a file says of itself may
-    be wrong.
+    Those of WAV and MP3 are what decoders play. Of any other form the size bounds them on both sides, since what the file says of
+    itself may be wrong.
     """
     exact: float | None = None
     if bytes(sound[:4]) == b"RIFF" and bytes(sound[8:16]) == b"WAVEfmt ":
         exact = _of_wav(sound)
     elif bytes(sound[:3]) == b"ID3" or bytes(sound[:2]) in (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xfa"):
         exact = yield from _of_mp3(sound)
-    return max(1, ceil(exact if exact is not None else len(sound) / LEAST_BYTES_A_SECOND))
+    most = len(sound) / LEAST_BYTES_A_SECOND if exact is None else exact
+    said = _said_by(bytes(sound[:ENDS]), bytes(sound[-ENDS:])) if exact is None else None
+    likely = max(said or most, len(sound) / MOST_BYTES_A_SECOND)
+    return max(1, ceil(most)), max(1, ceil(min(most, likely)))
+
+
+def _said_by(first: bytes, last: bytes) -> float | None:
+    """Return the seconds that a file says in its beginning or its end; None where that is not found.
+
+    Known are FLAC (RFC 9639, 8.2), Ogg with Opus or Vorbis (RFC 7845, 4), MP4 (`mvhd`), and WebM (`Duration`).
+    """
+    try:
+        if first[:4] == b"fLaC":
+            told = int.from_bytes(first[18:26])
+            return (told & 0xFFFFFFFFF) / (told >> 44)
+        if first[:4] == b"OggS":
+            rate, at = 48_000, first.find(b"\x01vorbis")
+            if at >= 0:
+                (rate,) = struct.unpack_from("<I", first, at + 12)
+            return float(struct.unpack_from("<q", last, last.rindex(b"OggS") + 6)[0] / rate)
+        if first[4:8] == b"ftyp":
+            text = first if b"mvhd" in first else last
+            at = text.rindex(b"mvhd")
+            scale, length = struct.unpack_from(
+                ">IQ" if text[at + 4] else ">II", text, at + (24 if text[at + 4] else 16)
+            )
+            return float(length / scale)
+        at = first.find(b"\x44\x89\x88")
+        return None if at < 0 else float(struct.unpack_from(">d", first, at + 3)[0]) / MATROSKA_A_SECOND
+    except (struct.error, ValueError, ZeroDivisionError, OverflowError):
+        return None
 
 
 def _of_wav(sound: memoryview) -> float | None:

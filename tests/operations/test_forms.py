@@ -126,3 +126,52 @@ SOUNDS = [
 def test_a_sound_has_no_more_seconds_than_are_held(sound: bytes, seconds: int) -> None:
     found = body(written({"model": "m", "file": sound}))
     assert (found.unit, found.units) == ("second", seconds)
+    assert found.likely_units == seconds
+
+
+FLAC = b"fLaC\0\0\0\x22" + bytes(10) + (44_100 << 44 | 1 << 41 | 15 << 36 | 3 * 44_100).to_bytes(8) + bytes(16)
+PAGE = b"OggS\0\2" + bytes(20)
+OPUS = PAGE + b"OpusHead" + bytes(30_000) + b"OggS\0\4" + struct.pack("<q", 3 * 48_000) + bytes(12)
+VORBIS = (
+    PAGE + b"\x01vorbis" + struct.pack("<IBI", 0, 2, 8_000) + bytes(30_000) + b"OggS\0\4" + struct.pack("<q", 24_000)
+)
+BOX = b"mvhd" + struct.pack(">IIIII", 0, 1, 1, 1000, 2_500)
+LONG_BOX = b"mvhd" + struct.pack(">IQQIQ", 1 << 24, 1, 1, 1000, 2_500)
+MP4 = b"\0\0\0\x18ftypM4A " + bytes(8)
+WEBM = b"\x1a\x45\xdf\xa3" + bytes(20) + b"\x44\x89\x88" + struct.pack(">d", 2_900)
+SAYING = [
+    *(FLAC + bytes(30_000), OPUS, VORBIS, WEBM + bytes(30_000)),
+    *(MP4 + BOX + bytes(30_000), MP4 + bytes(30_000) + BOX, MP4 + LONG_BOX + bytes(30_000)),
+]
+
+
+@pytest.mark.parametrize("sound", SAYING)
+def test_where_nobody_tells_seconds_it_is_likely_those_that_the_file_says(sound: bytes) -> None:
+    found = body(written({"model": "m", "file": sound}))
+    assert (found.units, found.likely_units) == (-(-len(sound) // 750), 3)
+
+
+def test_a_file_that_says_too_little_is_not_believed() -> None:
+    found = body(
+        written(
+            {"model": "m", "file": MP4 + BOX.replace(struct.pack(">I", 2_500), struct.pack(">I", 1)) + bytes(2_000_000)}
+        )
+    )
+    assert (found.units, found.likely_units) == (2_667, 6)
+
+
+WRONG = [
+    *(sound[:20] for sound in SAYING),
+    FLAC.replace((44_100 << 44 | 1 << 41 | 15 << 36 | 3 * 44_100).to_bytes(8), bytes(8)),
+    MP4 + BOX.replace(struct.pack(">I", 1000), bytes(4)),
+    MP4 + bytes(99),
+    OPUS.replace(struct.pack("<q", 3 * 48_000), struct.pack("<q", -1)),
+    WEBM.replace(struct.pack(">d", 2_900), struct.pack(">d", float("nan"))),
+    WEBM.replace(struct.pack(">d", 2_900), struct.pack(">d", 1e300)),
+]
+
+
+@pytest.mark.parametrize("sound", WRONG)
+def test_what_a_broken_file_says_is_never_more_than_its_size_allows(sound: bytes) -> None:
+    found = body(written({"model": "m", "file": sound}))
+    assert 1 <= found.likely_units <= found.units

@@ -8,7 +8,6 @@ from gateway.admin.actions.local import GatewayState
 from gateway.runtime.handover import RefusedReload
 from tests.admin.pages.conftest import House
 
-
 BY_UNITS = ("0.01 for each image low", "0.17 for each image high 1024x1024")
 OF_SESSIONS = ("5.00 a session", "500 requests a session")
 
