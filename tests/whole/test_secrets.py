@@ -58,6 +58,10 @@ async def keyspace(client: Client) -> bytes:
             return repr(stored).encode()
 
 
+SERVED = (b" is served after ", b"admin_port_served")
+"""What the program says of its two ports."""
+
+
 @asynccontextmanager
 async def serving(file: Path, log: Path) -> AsyncIterator[None]:
     """Run `gateway serve` with all its output in `log`."""
@@ -69,7 +73,7 @@ async def serving(file: Path, log: Path) -> AsyncIterator[None]:
         )
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while b" is served after " not in await asyncio.to_thread(log.read_bytes):
+            while any(said not in log.read_bytes() for said in SERVED):
                 await asyncio.sleep(0.02)
         yield
     finally:
