@@ -73,8 +73,10 @@ async def serving(file: Path, log: Path) -> AsyncIterator[None]:
         )
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while any(said not in log.read_bytes() for said in SERVED):
+            said = b""
+            while not all(served in said for served in SERVED):
                 await asyncio.sleep(0.02)
+                said = await asyncio.to_thread(log.read_bytes)
         yield
     finally:
         process.terminate()
