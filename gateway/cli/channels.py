@@ -220,10 +220,11 @@ def import_(
     settings = load(found(config)).config
     served = asyncio.run(list_models(known(settings, name)))
     there = {each.model or model for model, one in settings.models.items() for each in one.servings if each.use == name}
-    typer.echo(f"# Served by {shown_in_line(name)}, to be put under `models:`")
-    for each in served:
-        if each.name not in there:
-            typer.echo(_as_yaml(each, name, free=free))
+    new = [each for each in served if each.name not in there]
+    what = "Served by {}, to be put under `models:`" if new else "{} serves nothing that the file does not have"
+    typer.echo(f"# {what.format(shown_in_line(name))}")
+    for each in new:
+        typer.echo(_as_yaml(each, name, free=free))
 
 
 def _as_yaml(model: UpstreamModel, channel: str, *, free: bool) -> str:

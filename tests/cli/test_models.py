@@ -90,6 +90,12 @@ def test_what_is_printed_completes_the_file(tmp_path: Path, upstream: tuple[str,
     assert all(model.free for model in models.values())
 
 
+def test_where_nothing_is_new_that_is_said(tmp_path: Path, upstream: tuple[str, dict[str, Any]]) -> None:
+    url, answer = upstream
+    answer["json"] = {"data": [{"id": "known"}]}
+    assert run(file_at(tmp_path, url), "local").stdout == "# local serves nothing that the file does not have\n"
+
+
 def test_without_prices_the_file_is_refused(tmp_path: Path, upstream: tuple[str, dict[str, Any]]) -> None:
     url, _ = upstream
     result = run(file_at(tmp_path, url), "local")
