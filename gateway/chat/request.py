@@ -160,8 +160,6 @@ class Body(msgspec.Struct, frozen=True):
     """What the operation is billed by: `image`, `second` or `character`; empty for tokens."""
     units: int = 0
     """The most of them that the request can order."""
-    likely_units: int = 0
-    """How many it is likely to have ordered, where its upstream tells none."""
     editable: ClassVar[bool] = True
     variant: tuple[str, ...] = ()
     """What may have a price of its own, such as the quality and the size of pictures."""

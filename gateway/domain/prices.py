@@ -93,11 +93,11 @@ class Price(msgspec.Struct, frozen=True):
     def by(self, body: Body) -> Price:
         """Return the price of a request that is billed by another unit than tokens: the dearest that it can get."""
         rates = {name[len(body.unit) + 1 :]: rate for name, rate in self.units if name.partition(" ")[0] == body.unit}
-        named = {
-            name: rate for name, rate in rates.items() if all(_may_be(part, body.variant) for part in name.split())
-        }
-        if named and all(part in body.variant for name in named for part in name.split()):
-            rate = named[max(named, key=lambda name: len(name.split()))]
+        parts = {part for name in rates for part in name.split()}
+        variant = tuple(part if part in parts else "" for part in body.variant)  # another spelling may mean any
+        named = {name: rate for name, rate in rates.items() if all(_may_be(part, variant) for part in name.split())}
+        if named and all(part in variant for name in named for part in name.split()):
+            rate = max((len(name.split()), rate) for name, rate in named.items())[1]
         else:
             rate = max((named or rates).values(), default=0)
         return Price(0, 0, self.ratio, request=self.request, units=self.units, unit=rate)

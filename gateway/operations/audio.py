@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator
+from contextlib import suppress
 from math import ceil
 from typing import ClassVar, Final
 
@@ -28,15 +29,12 @@ from gateway.operations.typed_events import NULL, part
 from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
 
 MOST_CHARACTERS: Final = 100_000
-LEAST_BYTES_A_SECOND: Final = 750
-"""Of a sound: the 6 kbit/s of Opus at its lowest. A shorter file of so many seconds is not known."""
 WAV_HEAD: Final = 44
 """Bytes before the first sample, at least."""
-MOST_BYTES_A_SECOND: Final = 400_000
-"""Of a sound without loss, or of a film."""
-ENDS: Final = 256 * 1024
-"""Bytes of the beginning and of the end in which a file says how long it is."""
-MATROSKA_A_SECOND: Final = 1000
+LEAST_BYTES_A_SECOND: Final = 1000
+"""Of WAV."""
+ID3V1: Final = 128
+"""Bytes of the tag at the end of an MP3."""
 FRAMES: Final = 2000
 """Frames of MP3 between two pauses."""
 
@@ -175,14 +173,14 @@ class TranscriptionsFormat(SpeechFormat):
                 400, "not_served", "Sound is written down as a whole here: leave 'stream' out.", param="stream"
             )
         ((_, begin, end),) = form.files
-        most, likely = yield from seconds_of(memoryview(form.raw)[begin:end])
-        return MultipartBody.of(form, top, billed_by(self.unit, model, most, likely=likely))
+        seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
+        return MultipartBody.of(form, top, billed_by(self.unit, model, seconds))
 
     def read(self, text: bytes) -> Response | None:
-        """Return what was written down, in JSON or not. Raises `ValueError` for what is no JSON."""
-        if not text.lstrip().startswith(b"{"):
-            return Sound(text, b"")
-        return HeardAnswer.of(text, "text", b'"')
+        """Return what was written down, in JSON or not."""
+        with suppress(ValueError):
+            return HeardAnswer.of(text, "text", b'"')
+        return Sound(text, b"")
 
 
 class TranslationsFormat(TranscriptionsFormat):
@@ -191,53 +189,26 @@ class TranslationsFormat(TranscriptionsFormat):
     path = "/audio/translations"
 
 
-def seconds_of(sound: memoryview) -> Generator[None, None, tuple[int, int]]:
-    """Return the most whole seconds that a sound can have, and those that it is likely to have, with pauses.
+def seconds_of(sound: memoryview) -> Generator[None, None, int]:
+    """Return the whole seconds that a sound has, counted as decoders play it, with pauses. Raises `Refused` for other forms.
 
-    Those of WAV and MP3 are what decoders play. Of any other form the size bounds them on both sides, since what the file says of
-    itself may be wrong.
+    What a file of another form says of its length may be wrong, and a byte of it may be any number of seconds of silence.
     """
     exact: float | None = None
     if bytes(sound[:4]) == b"RIFF" and bytes(sound[8:16]) == b"WAVEfmt ":
         exact = _of_wav(sound)
     elif bytes(sound[:3]) == b"ID3" or bytes(sound[:2]) in (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xfa"):
         exact = yield from _of_mp3(sound)
-    most = len(sound) / LEAST_BYTES_A_SECOND if exact is None else exact
-    said = _said_by(bytes(sound[:ENDS]), bytes(sound[-ENDS:])) if exact is None else None
-    likely = max(said or most, len(sound) / MOST_BYTES_A_SECOND)
-    return max(1, ceil(most)), max(1, ceil(min(most, likely)))
-
-
-def _said_by(first: bytes, last: bytes) -> float | None:
-    """Return the seconds that a file says in its beginning or its end; None where that is not found.
-
-    Known are FLAC (RFC 9639, 8.2), Ogg with Opus or Vorbis (RFC 7845, 4), MP4 (`mvhd`), and WebM (`Duration`).
-    """
-    try:
-        if first[:4] == b"fLaC":
-            told = int.from_bytes(first[18:26])
-            return (told & 0xFFFFFFFFF) / (told >> 44)
-        if first[:4] == b"OggS":
-            rate, at = 48_000, first.find(b"\x01vorbis")
-            if at >= 0:
-                (rate,) = struct.unpack_from("<I", first, at + 12)
-            return float(struct.unpack_from("<q", last, last.rindex(b"OggS") + 6)[0] / rate)
-        if first[4:8] == b"ftyp":
-            text = first if b"mvhd" in first else last
-            at = text.rindex(b"mvhd")
-            scale, length = struct.unpack_from(
-                ">IQ" if text[at + 4] else ">II", text, at + (24 if text[at + 4] else 16)
-            )
-            return float(length / scale)
-        at = first.find(b"\x44\x89\x88")
-        return None if at < 0 else float(struct.unpack_from(">d", first, at + 3)[0]) / MATROSKA_A_SECOND
-    except (struct.error, ValueError, ZeroDivisionError, OverflowError):
-        return None
+    if exact is None:
+        raise invalid_field(
+            "file", "Send 'file' as WAV (PCM) or MP3: how long other sounds last cannot be counted before."
+        )
+    return max(1, ceil(exact))
 
 
 def _of_wav(sound: memoryview) -> float | None:
-    """Return the seconds of all bytes after the head of PCM; None for another coding."""
-    if len(sound) < WAV_HEAD:
+    """Return the seconds of all bytes after the head of PCM; None for another coding, or for two that a file says."""
+    if len(sound) < WAV_HEAD or bytes(sound).count(b"fmt ") > 1:
         return None
     coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", sound, 20)
     a_second = channels * rate * bits / 8
@@ -248,8 +219,11 @@ def _of_mp3(sound: memoryview) -> Generator[None, None, float | None]:
     """Return the seconds of the frames of MP3; None where what follows a tag is none, or something else is among them."""
     at, seconds, frames = 0, 0.0, 0
     if bytes(sound[:3]) == b"ID3" and len(sound) > 10:
+        if sound[3] == 0xFF or max(sound[6:10]) > 0x7F:
+            return None
         at = 10 + sum((byte & 0x7F) << shift for byte, shift in zip(sound[6:10], (21, 14, 7, 0), strict=True))
-    while at + 4 <= len(sound) and bytes(sound[at : at + 3]) != b"TAG":
+    end = len(sound) - (ID3V1 if bytes(sound[-ID3V1:][:3]) == b"TAG" else 0)
+    while at + 4 <= end:
         sync, flags, rates = sound[at], sound[at + 1], sound[at + 2]
         version, layer = flags >> 3 & 3, flags >> 1 & 3
         if sync != 0xFF or flags < 0xE0 or version == 1 or layer != 1 or rates >> 2 & 3 == 3 or not 0 < rates >> 4 < 15:

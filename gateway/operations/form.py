@@ -1,8 +1,8 @@
 """Forms with files (`multipart/form-data`, RFC 7578): read once, and sent on as they came but for the name of the model. Sans-I/O.
 
 The boundary is that of the first line, whatever a header says, and what is sent names that one: so gateway and upstream find the
-same parts. What two readers may take for different parts is refused: a boundary within a line, a part without a name or with
-another header, a field given twice.
+same parts. What two readers may take for different parts is refused: a boundary anywhere within a part or with characters that a
+header has to quote, a part without a name, with another header or with a bare line end in its head, a field given twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_HEAD: Final = 1024
 MOST_TEXT: Final = 128 * 1024
 """Bytes of a field that is no file."""
 
-_BOUNDARY: Final = re.compile(rb"--([0-9A-Za-z'()+_,./:=?-]{1,70})\r\n")
+_BOUNDARY: Final = re.compile(rb"--([0-9A-Za-z'+_.-]{1,70})\r\n")
 _DISPOSITION: Final = re.compile(
     r'form-data; name="([^"\\\r\n]{1,64})"(; filename="[^"\r\n]*")?(; filename\*=[\w\'%.+-]+)?', re.IGNORECASE
 )
@@ -50,19 +50,21 @@ class MultipartForm(msgspec.Struct):
             end = raw.find(border, begin)
             if begin < 4 or end < 0:
                 raise _invalid("a part has no end, or too long a head")
+            if raw.find(border[2:], at, end) >= 0:
+                raise _invalid("it has its boundary within a part")
             form._add(raw[at : begin - 4].decode("utf-8", "replace"), begin, end, files)
             at = end + len(border) + 2
             if raw[at - 2 : at] == b"--" and raw[at:] in (b"", b"\r\n"):
                 return form
             if raw[at - 2 : at] != b"\r\n" or len(form.fields) + len(form.files) > MOST_PARTS:
-                raise _invalid("it has too many parts, or its boundary within a part")
+                raise _invalid("it has too many parts, or its boundary within a line")
             yield
 
     def _add(self, head: str, begin: int, end: int, files: Collection[str]) -> None:
         headers = dict.fromkeys(_HEADERS, "")
         for line in head.split("\r\n"):
             name, colon, value = line.partition(":")
-            if not colon or headers.pop(name.lower(), None) is None:
+            if not colon or "\r" in line or "\n" in line or headers.pop(name.lower(), None) is None:
                 raise _invalid("a part has a header that is not read")
             headers[f"{name.lower()}:"] = value.strip()
         found = _DISPOSITION.fullmatch(headers.get("content-disposition:", ""))

@@ -123,12 +123,10 @@ class ImageEditsFormat(ImagesFormat):
         return MultipartBody.of(form, top, self._checked(top, rules))
 
 
-def billed_by(
-    unit: str, model: str, units: int, variant: tuple[str, ...] = (), likely: int | None = None
-) -> dict[str, Any]:
-    """Return the fields of a body that is billed by other units than tokens. `likely`: where `units` is but the most of them."""
+def billed_by(unit: str, model: str, units: int, variant: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a body that is billed by other units than tokens."""
     return {
         **{"model": model, "stream": False, "max_tokens": None, "n": 0, "asked_usage": False, "messages": 0},
         **{"prompt_tokens_estimate": 0, "prompt_bound": PromptBound(0), "_stream_options": {}},
-        **{"unit": unit, "units": units, "likely_units": units if likely is None else likely, "variant": variant},
+        **{"unit": unit, "units": units, "variant": variant},
     }

@@ -392,7 +392,7 @@ async def pass_on(
         await call.keeper.end(response.completion_id, call.wire.item_ids(response), call.attempt.usage)
     if call.caller.gone:
         raise CallerGone
-    kind = JSON if upstream.media_type == JSON else upstream.headers["Content-Type"]
+    kind = JSON if upstream.media_type == JSON else failure.scrubbed(upstream.headers["Content-Type"], channel.scrubbed)
     return call.prepare_json(response.text, kind)
 
 

@@ -40,7 +40,7 @@ def meter(
     ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
     attempt.usage = reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
     if body.unit:
-        told = body.likely_units if reported.units is None else reported.units
+        told = body.units if reported.units is None else reported.units
         source: Literal["upstream", "estimated"] = "estimated" if reported.units is None else "upstream"
         attempt.usage = msgspec.structs.replace(attempt.usage, units=told, source=source)
         attempt.cost = None  # a channel tells none for what is billed by units
