@@ -80,7 +80,10 @@ async def kill_at_random(
             await callers.more(callers.received, 20)
             await asyncio.to_thread(server.start)
         else:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()  # noqa: ASYNC240
+            children: list[str] = []
+            while not children:  # all may be dead, and wait longer each time before they are started again
+                await asyncio.sleep(0.02)
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()  # noqa: ASYNC240
             with suppress(ProcessLookupError):
                 os.kill(int(chance.choice(children)), signal.SIGKILL)
     return store
