@@ -36,7 +36,7 @@ STORE_CALL_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 SERVED_BY: Final = ("model", "channel")
 CONDITION: Final = ("channel", "condition")
 
-SeriesKey = tuple[Outcome | None, str, str]
+SeriesKey = tuple[str | None, str, str]
 Observe = Callable[[float], None]
 Series = tuple[
     tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers],
@@ -145,15 +145,16 @@ class Metrics:
             model = OTHER if model else NONE
         if catalogue is None or channel not in catalogue.channels:
             channel = OTHER if channel else NONE
-        key = (exchange.outcome, model, channel)
-        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key)
-        requests, attempts, prompt, completion, read, written, charge, cost, margin, unknown = counters
+        completed = exchange.outcome is Outcome.COMPLETED
+        key = ("" if completed else exchange.outcome, model, channel)  # the hash of an `Outcome` is a call of Python code
+        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key, exchange.outcome)
+        requests, attempts, prompt, completion, read, written, charged, cost, margin, unknown = counters
         requests[0] += 1.0
         attempts[0] += 1.0
-        started = exchange.started
+        started, begun = exchange.started, exchange.first_byte
         duration((exchange.ended or started) - started)
-        if exchange.first_byte is not None:
-            first_byte(exchange.first_byte - started)
+        if begun is not None:
+            first_byte(begun - started)
             longest_gap(exchange.longest_gap_s)
         for attempt in exchange.attempts:
             usage = attempt.usage
@@ -162,14 +163,14 @@ class Metrics:
             if usage.cached_tokens or usage.cache_write_tokens:
                 read[0] += usage.cached_tokens
                 written[0] += usage.cache_write_tokens
-        if exchange.charge_micros:
-            charge[0] += exchange.charge_micros
+        if charge_micros := exchange.charge_micros:
+            charged[0] += charge_micros
         if (cost_micros := exchange.cost_micros) is None:
             unknown[0] += 1.0
-        elif cost_micros or exchange.charge_micros:
+        elif cost_micros or charge_micros:
             cost[0] += cost_micros
-            margin[0] += exchange.charge_micros - cost_micros
-        if exchange.outcome is not Outcome.COMPLETED or len(exchange.attempts) > 1:
+            margin[0] += charge_micros - cost_micros
+        if not completed or len(exchange.attempts) > 1:
             self.channels.failed(exchange)
             if exchange.outcome is Outcome.INTERNAL_ERROR:
                 self.count("internal_errors")
@@ -216,9 +217,9 @@ class Metrics:
             codes.add(code)
         self.count("errors", code, plugin or NONE)
 
-    def _add(self, key: SeriesKey) -> Series:
+    def _add(self, key: SeriesKey, outcome: Outcome | None) -> Series:
         """Return the series of an outcome, a model and a channel. Its times are counted by channel alone."""
-        outcome, model, channel = key
+        _, model, channel = key
         place = model, channel
         counters = (
             self._numbers("requests", str(outcome), *place),

@@ -40,8 +40,8 @@ FIELD: Final = b"record"
 MAX_ENTRIES: Final = 200_000
 """Entries from which on the stream counts as full: 150 to 200 MB of the store's memory, more where usage objects are large."""
 
-MAX_RECENT_BYTES: Final = 512 * 1024
-"""Bytes of compressed ends that each process keeps to repeat them: ten to twenty thousand ends."""
+MAX_RECENT_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of ends that each process keeps for a minute to repeat them: ten to twenty thousand ends."""
 
 _APPEND: Final = Script("append", "return redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[2])")
 

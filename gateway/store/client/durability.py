@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
-import msgspec
 
 from gateway.base.errors import Misconfigured, StoreAway
 from gateway.config.document import Document
@@ -30,7 +28,7 @@ primary down.
 """
 
 SEGMENT_BYTES: Final = 32 * 1024
-"""Bytes that are compressed at a time. It takes about 0.1 ms and reduces similar lines to 5 to 20 % of their size."""
+"""Bytes of a segment, since an object for each line would take many times the memory of a short one."""
 
 SEGMENT_S: Final = 10
 """The maximum time between the first and the last line of a segment, since they are dropped together."""
@@ -100,28 +98,17 @@ class Masters:
         return results
 
 
-class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Lines that are dropped together, `compressed` where they are many. `last`: when the last one came, in monotonic seconds."""
-
-    last: int
-    lines: bytes
-    compressed: bool
-
-    def text(self) -> bytes:
-        """Return the lines."""
-        return zlib.decompress(self.lines) if self.compressed else self.lines
-
-
 class ReplayBuffer:
-    """Recently acknowledged lines, oldest first, in at most `max_bytes` of compressed data.
+    """Recently acknowledged lines, oldest first, in at most `max_bytes`.
 
-    Lines are stored in segments, because an object for each line would take many times the memory.
+    Lines are stored in segments, each with when its last line came, in monotonic seconds. Nothing is compressed: that took more
+    time than all else that a request does with the buffer, for a failover that seldom comes.
     """
 
     def __init__(self, max_bytes: int = sys.maxsize) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._segments: deque[Segment] = deque()
+        self._segments: deque[tuple[int, bytes]] = deque()
         self._open = bytearray()
         self._began = 0
 
@@ -135,27 +122,24 @@ class ReplayBuffer:
         self._open += line + b"\n"
 
     def _close(self, now: int) -> None:
-        # To begin compressing takes as long as to compress some kilobytes: it is for many lines, which take memory.
-        compressed = len(self._open) > SEGMENT_BYTES // 2
-        lines = zlib.compress(self._open, 1) if compressed else bytes(self._open)
-        segment = Segment(min(now, self._began + SEGMENT_S), lines, compressed)
+        lines = bytes(self._open)
         self._open.clear()
+        self._segments.append((min(now, self._began + SEGMENT_S), lines))
         self._began = now
-        self._segments.append(segment)
-        self._bytes += len(segment.lines)
+        self._bytes += len(lines)
         self._drop_old(now)
 
     def _drop_old(self, now: int) -> None:
         segments = self._segments
-        while segments and (segments[0].last < now - RETENTION_S or self._bytes > self._max_bytes):
-            self._bytes -= len(segments.popleft().lines)
+        while segments and (segments[0][0] < now - RETENTION_S or self._bytes > self._max_bytes):
+            self._bytes -= len(segments.popleft()[1])
 
     def __iter__(self) -> Iterator[bytes]:
         now = int(time.monotonic())
         self._drop_old(now)
         if self._began + SEGMENT_S < now - RETENTION_S:
             self._open.clear()
-        closed = (segment.text() for segment in self._segments)
+        closed = (lines for _, lines in self._segments)
         return chain.from_iterable(lines.split(b"\n")[:-1] for lines in (*closed, bytes(self._open)))
 
 
