@@ -146,7 +146,8 @@ class Metrics:
         if catalogue is None or channel not in catalogue.channels:
             channel = OTHER if channel else NONE
         completed = exchange.outcome is Outcome.COMPLETED
-        key = ("" if completed else exchange.outcome, model, channel)  # the hash of an `Outcome` is a call of Python code
+        # The hash of an `Outcome` is a call of Python code.
+        key = ("" if completed else exchange.outcome, model, channel)
         counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key, exchange.outcome)
         requests, attempts, prompt, completion, read, written, charged, cost, margin, unknown = counters
         requests[0] += 1.0

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
-
 from gateway.base.errors import Misconfigured, StoreAway
 from gateway.config.document import Document
 from gateway.store.client.client import Client
