@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -19,8 +20,10 @@ import msgspec
 from gateway.alerts import event
 from gateway.alerts.event import Event, EventClaim, Outbox
 from gateway.base.amounts import MICROS
+from gateway.base.errors import StoreError
 from gateway.base.log import log
 from gateway.config.schema import AlertSettings
+from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
 
@@ -38,6 +41,7 @@ class Alerts:
 
     def __init__(self, client: Client, channels: Channels, settings: AlertSettings | None) -> None:
         self._outbox = Outbox(client)
+        self._accounts = Accounts(client)
         self._channels = channels
         self._waiting: deque[EventClaim] = deque()
         self._noted: dict[str, tuple[str | int, float]] = {}
@@ -51,7 +55,8 @@ class Alerts:
 
     def use(self, settings: AlertSettings | None) -> None:
         """Follow these settings from now on; None: note nothing."""
-        self._kinds: frozenset[str] = frozenset(settings.events if settings is not None else ())
+        self._receivers = {} if settings is None else settings.receivers
+        self._kinds = frozenset[str](kind for receiver in self._receivers.values() for kind in receiver.events)
         low = settings.low_balance if settings is not None and "low_balance" in self._kinds else None
         self._threshold = None if low is None else int(low * MICROS)
 
@@ -135,11 +140,34 @@ class Alerts:
             claim = self._waiting[0]
             if claim.event is not None and claim.event.type == "channel.down":
                 claim = msgspec.structs.replace(claim, event=await self._with_reason(claim.event))
-            if not await self._outbox.claim(claim):
+            if not await self._claim(claim):
                 self.dropped()
                 log.error("alerts_dropped", count=1, reason="the queue is full: does the webhook answer?")
             self._waiting.popleft()
         self.arrived.clear()
+
+    async def tell(self, happened: Event, key: str) -> None:
+        """Queue an event that nobody else notices, once for this key in a week. Raises `StoreAway`."""
+        if _kind_of(happened) in self._kinds:
+            await self._claim(EventClaim(key, happened, event.LASTING_WINDOW_MS))
+
+    async def _claim(self, claim: EventClaim) -> bool:
+        """Count an event, and queue it with the account's group and external id. Return False if no queue has room for it."""
+        if claim.event is None:
+            return await self._outbox.claim(claim)
+        happened, group = claim.event, None
+        if named := happened.data.get("account"):
+            with suppress(StoreError):  # one that cannot be read has no group
+                if (account := await self._accounts.get(named)) is not None:
+                    group = account.group
+                    data = happened.data | {"group": group, "external_id": account.external_id or None}
+                    happened = msgspec.structs.replace(happened, data=data)
+        receivers = [
+            name
+            for name, receiver in self._receivers.items()
+            if _kind_of(happened) in receiver.events and (not receiver.groups or group in receiver.groups)
+        ]
+        return not receivers or await self._outbox.claim(msgspec.structs.replace(claim, event=happened), receivers)
 
     async def _with_reason(self, down: Event) -> Event:
         """Return the event of a channel that is down with its last error."""
@@ -168,3 +196,8 @@ class Alerts:
         if len(self._noted) > MAX_NOTED:
             del self._noted[next(iter(self._noted))]
         return True
+
+
+def _kind_of(happened: Event) -> str:
+    kind = happened.type.partition(".")[0]
+    return "low_balance" if kind == "balance" else kind

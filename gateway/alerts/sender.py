@@ -1,4 +1,4 @@
-"""Delivery of queued alerts to the webhook, by any process that shares the store.
+"""Delivery of the queued alerts of one receiver to its webhook, by any process that shares the store.
 
 1. **An event is sent until the receiver answers 2xx or a day has passed**, with exponential backoff and jitter. Then it is given
    up and logged. One whose outcome could not be written down is sent again after `LEASE_S`, with the same id.
@@ -67,7 +67,7 @@ MAX_SHOWN: Final = 300
 
 
 class Sender:
-    """Sends queued events to one webhook.
+    """Sends the queued events of one receiver to its webhook.
 
     `count(result)` is called for each attempt, `pending(number)` with the number of queued events.
     """

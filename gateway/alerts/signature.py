@@ -29,16 +29,18 @@ def new_secret() -> str:
     return PREFIX + b64encode(os.urandom(32)).decode()
 
 
-def secrets_of(config: Config, *, create: bool = True) -> tuple[bytes, ...]:
+def secrets_of(config: Config, receiver: str = "", *, create: bool = True) -> tuple[bytes, ...]:
     """Return the keys in `$GATEWAY_ALERTS_SECRET`, else in the file `alerts.secret` of `data`, which is made on first use.
 
+    Those of another receiver are in `$GATEWAY_ALERTS_SECRET_NAME` or `alerts-name.secret`, so that none can sign for another.
     Raises `Misconfigured` for what is not a secret, and what `secret_of` raises.
     """
-    path = config.data_path / "alerts.secret"
-    words = secret_of(path, VARIABLE, create=create, generate=new_secret).decode(errors="replace").split()
+    path = config.data_path / (f"alerts-{receiver}.secret" if receiver else "alerts.secret")
+    variable = f"{VARIABLE}_{receiver.upper()}" if receiver else VARIABLE
+    words = secret_of(path, variable, create=create, generate=new_secret).decode(errors="replace").split()
     keys = tuple(map(_key, words))
     if None in keys or not 1 <= len(keys) <= MAX_SECRETS:
-        source = f"${VARIABLE}" if VARIABLE in os.environ else str(path)
+        source = f"${variable}" if variable in os.environ else str(path)
         raise Misconfigured(
             f"{source}: a secret is {PREFIX} and {MIN_BYTES} to {MAX_BYTES} bytes in base64; "
             f'make one with: echo "{PREFIX}$(openssl rand -base64 32)"'

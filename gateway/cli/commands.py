@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "management-tokens": "Manage the tokens with which programs use the operator's API: create, list, revoke.",
     "audit": "Show who changed what, and how it was before: list.",
     "pepper": "Show where the key is that tokens are checked with (show), or change it (rotate).",
-    "alerts": "Send a test to the webhook (test), and show what waits for it (list).",
+    "alerts": "Send a test to a webhook (test), and show what was sent or waits (list).",
     "usage": "Read the usage log: whether a request arrived, how it ended, what it cost.",
     "trace": "Show in a sentence what happened to a request.",
     "gateways": "List the gateways of the store, which share one usage log, or forget one that has gone for good.",

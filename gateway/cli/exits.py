@@ -59,7 +59,7 @@ def failed(text: str, kind: str) -> typer.Exit:
 
 def failed_with(error: GatewayError) -> typer.Exit:
     """Print an error of the gateway, and return the exit to be raised."""
-    from gateway.admin.actions.errors import in_own_words
+    from gateway.admin.actions.action import in_own_words
     from gateway.base.errors import Refused
 
     told = in_own_words(error) if isinstance(error, Refused) else error

@@ -16,7 +16,7 @@ import typer
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
 from gateway.base.text import counted
-from gateway.cli.client import account_of, noted, print_lines
+from gateway.cli.client import At, account_of, command, noted, print_lines
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -45,23 +45,31 @@ from gateway.usage.stream import short
 if TYPE_CHECKING:
     from gateway.alerts.sender import Delivery
     from gateway.chain.services import Store
-    from gateway.config.schema import AlertSettings, Config
+    from gateway.config.schema import AlertReceiver, AlertSettings, Config
 
-SHOWN = 100
-
-alerts = typer.Typer(no_args_is_help=True, help="Send a test to the webhook (test), and show what waits for it (list).")
+alerts = typer.Typer(
+    no_args_is_help=True, help="Send a test to a webhook (test), and show what was sent or waits (list)."
+)
 
 
 @alerts.command()
-def test(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Send an event of the type `test` to the webhook, and print what it answers. The exit code is 0 for a 2xx alone.
+def test(
+    receiver: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="One of `alerts.others`; without a name, `alerts.webhook`.")
+    ] = "",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send an event of the type `test` to a webhook, and print what it answers. The exit code is 0 for a 2xx alone.
 
-    Example: `gateway alerts test`
+    Example: `gateway alerts test`, or `gateway alerts test shop`
     """
     read = configuration(config)
-    settings = _settings(read)
+    settings = _settings(read).receivers.get(receiver)
+    if settings is None:
+        raise refuse(f"`alerts.others` has no `{receiver}`; it has: {', '.join(_settings(read).others) or 'none yet'}")
     began = time.monotonic()
-    id, answer = asyncio.run(_send(read, settings))  # noqa: A001
+    id, answer = asyncio.run(_send(read, receiver, settings))  # noqa: A001
     result: dict[str, Any] = {
         "host": settings.host,
         "id": id,
@@ -78,52 +86,48 @@ def test(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         raise refuse(f"the webhook at {settings.host} did not accept the alert: {answer.error}; {answer.cure}")
 
 
-@alerts.command(name="list")
-def show_alerts(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show the alerts that the webhook has not accepted yet, and the last that were given up after a day.
+@command(alerts, "list")
+async def list_alerts(
+    at: At, limit: Annotated[int, typer.Option(min=1, max=1000, help="How many are shown at most.")] = 100
+) -> None:
+    """Show the alerts that wait for a webhook, and the last hundred that each was sent, or that were given up after a day.
 
-    Example: `gateway alerts list --json | jq .error`
+    Example: `gateway alerts list --json | jq 'select(.state != "sent") | .error'`
     """
-    _settings(configuration(config))
-    rows, empty = run_with_store(config, _rows), "No alert waits, and none was given up."
-    columns = ("state", "type", "since", "attempts", "next attempt", "error", "id")
-    print_lines(rows, columns, lambda row: tuple(row.values()), as_json, empty=empty)
+    page = await at.do("alerts.list_", limit=limit)
+    at.print(
+        page.data,
+        ("state", "type", "receiver", "at", "attempts", "next attempt", "error", "id"),
+        lambda each: (
+            each.state.replace("_", " "),
+            each.type,
+            each.receiver or "-",
+            each.at,
+            each.attempts,
+            each.due_at or "-",
+            each.error,
+            each.id,
+        ),
+        empty="No alert waits, and none was sent.",
+    )
 
 
-async def _send(read: Config, settings: AlertSettings) -> tuple[str, Delivery]:
+async def _send(read: Config, receiver: str, settings: AlertReceiver) -> tuple[str, Delivery]:
     from gateway.alerts import event
     from gateway.alerts.sender import Webhook
     from gateway.alerts.signature import secrets_of
 
-    webhook = Webhook(settings.webhook, secrets_of(read, create=False))
+    webhook = Webhook(settings.webhook, secrets_of(read, receiver, create=False))
     entry = event.entry_of(event.test(socket.gethostname()))
     return entry.id, await webhook.post(entry.id, entry.body.encode())
 
 
-async def _rows(store: Store) -> list[dict[str, Any]]:
-    from gateway.alerts.event import Outbox
-
-    outbox = Outbox(store.client)
-    waiting = [("pending", entry, utc(at)) for entry, at in await outbox.pending(SHOWN)]
-    given_up = [("given up", entry, "") for entry in await outbox.given_up()]
-    return [
-        {
-            "state": state,
-            "type": entry.type,
-            "since": utc(entry.created_ms),
-            "attempts": entry.attempts,
-            "next_attempt": following,
-            "error": entry.error,
-            "id": entry.id,
-        }
-        for state, entry, following in waiting + given_up
-    ]
-
-
 def _settings(read: Config) -> AlertSettings:
     """Return the section `alerts`, or exit with an error where there is none."""
+    from gateway.admin.actions.alerts import MISSING
+
     if read.alerts is None:
-        raise refuse("the configuration has no `alerts:`; add it, as in `alerts: {webhook: https://host/path}`")
+        raise refuse(MISSING)
     return read.alerts
 
 

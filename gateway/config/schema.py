@@ -51,7 +51,7 @@ LARGEST_BUDGET_AMOUNT: Final = LARGEST_BUDGET // 1_000_000
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_RATE)]
 
 LARGEST: Final = 1_000_000_000
-AlertKind = Literal["budget", "low_balance", "channel", "credential", "store"]
+AlertKind = Literal["budget", "low_balance", "channel", "credential", "store", "account", "token"]
 
 ANYONE: Final = "*"
 """The name whose scopes have all who have none of their own."""
@@ -409,28 +409,48 @@ def host_port(address: str) -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
-class AlertSettings(Section, frozen=True):
-    """Where alerts are sent. `low_balance`: what an account may still spend when `low_balance` is sent; None: it is not sent.
-
-    The secret that signs them is in `data` or in the environment, see `gateway.alerts.signature`.
-    """
+class AlertReceiver(Section, frozen=True):
+    """A receiver of alerts. `groups`: of accounts of these groups alone, and of nothing that is no account's; empty for all."""
 
     hidden = frozenset({"webhook"})
 
     webhook: str
-    events: tuple[AlertKind, ...] = ("budget", "low_balance", "channel", "credential", "store")
-    low_balance: Decimal | None = None
+    events: tuple[AlertKind, ...]
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (re.fullmatch(r"https?://[!-~]+", self.webhook) and _is_address(self.webhook)):
             raise ValueError("webhook must be an address such as https://host/path, without a fragment")
-        if self.low_balance is not None and not (is_amount(self.low_balance, LARGEST) and self.low_balance):
-            raise ValueError(f"low_balance must be above 0 and at most {LARGEST}, with at most six decimals")
 
     @property
     def host(self) -> str:
         """The host of the webhook, which may be logged; the rest of its address may hold a credential."""
         return urlsplit(self.webhook).hostname or ""
+
+
+class AlertSettings(AlertReceiver, frozen=True):
+    """Where alerts are sent: to one receiver, and to `others` by their names.
+
+    `low_balance`: what an account may still spend when `low_balance` is sent; None: it is not sent. The secrets that sign them are
+    in `data` or in the environment, see `gateway.alerts.signature`.
+    """
+
+    events: tuple[AlertKind, ...] = ("budget", "low_balance", "channel", "credential", "store")
+    low_balance: Decimal | None = None
+    others: dict[str, AlertReceiver] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.others:
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
+                raise ValueError(f"others: the name {name!r} must be a letter, and up to 31 more of a-z, 0-9 and _")
+        if self.low_balance is not None and not (is_amount(self.low_balance, LARGEST) and self.low_balance):
+            raise ValueError(f"low_balance must be above 0 and at most {LARGEST}, with at most six decimals")
+
+    @property
+    def receivers(self) -> dict[str, AlertReceiver]:
+        """All receivers by their names; that of the first is empty."""
+        return {"": self, **self.others}
 
 
 def _is_address(url: str) -> bool:

@@ -270,7 +270,8 @@ def _run(loaded: Loaded, url: str | None, limit_s: float, before: Config | None,
 def _examine(loaded: Loaded, url: str | None, limit_s: float, note: loading.Note) -> ConfigReport:
     chain = loading.build(loaded, note=note)
     if loaded.config.alerts is not None:
-        secrets_of(loaded.config)
+        for receiver in loaded.config.alerts.receivers:
+            secrets_of(loaded.config, receiver)
     exposure = exposure_of(loaded.config, chain)
     report = ConfigReport(
         [entry.name for entry in chain.entries],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
@@ -14,9 +15,10 @@ from structlog.testing import capture_logs
 
 from gateway.alerts import alerts as module
 from gateway.alerts.alerts import MAX_WAITING, Alerts
-from gateway.alerts.event import LATE_MS, Outbox, now_ms
+from gateway.alerts.event import LATE_MS, Outbox, lifecycle, now_ms
 from gateway.base.errors import StoreAway
-from gateway.config.schema import AlertKind, AlertSettings
+from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
+from gateway.store.accounts import Accounts
 from gateway.store.channels import ChannelReport, Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
@@ -266,7 +268,7 @@ async def test_nothing_is_lost_while_the_store_is_away(store_server: EmbeddedSto
         with pytest.raises(StoreAway):
             await alerts.write()
         assert alerts.arrived.is_set()
-    alerts._outbox, alerts._channels = Outbox(client), Channels(client)
+    alerts._outbox, alerts._channels, alerts._accounts = Outbox(client), Channels(client), Accounts(client)
     await written(alerts)
     assert [event["type"] for event in await sent(client)] == ["balance.low", "budget.reached", "channel.down"]
     await away.close()
@@ -281,3 +283,33 @@ async def test_a_full_queue_drops_and_logs(client: Client) -> None:
         await written(alerts)
     assert len(await sent(client)) == 2
     assert [line["event"] for line in lines] == ["alerts_dropped"] * 3
+
+
+async def test_each_receiver_gets_its_kinds_of_events_of_its_groups(client: Client) -> None:
+    await Accounts(client).create("retail1", "retail", external_id="cus-1")
+    await Accounts(client).create("other1", "trial")
+    others = {
+        "shop": AlertReceiver("http://127.0.0.1:9/", ("low_balance", "channel"), ("retail",)),
+        "all": AlertReceiver("http://127.0.0.1:9/", ("token",)),
+    }
+    alerts = Alerts(
+        client, Channels(client), AlertSettings("http://127.0.0.1:9/", low_balance=Decimal(5), others=others)
+    )
+    alerts.balance("retail1", 1)
+    alerts.balance("other1", 1)
+    alerts.channel_states({"a": DOWN})
+    await alerts.write()
+    for happened in ("created", "created", "deleted"):
+        await alerts.tell(lifecycle("token", happened, "retail1-x", "retail1"), f"tokens:retail1-x:{happened}")
+    await alerts.tell(lifecycle("account", "closed", "retail1", "retail1"), "accounts:retail1:closed")
+    got = {
+        name: [(entry.type, json.loads(entry.body)["data"]) for entry, _ in await Outbox(client, name).pending(9)]
+        for name in ("", "shop", "all")
+    }
+    assert sorted(kind for kind, _ in got[""]) == ["balance.low", "balance.low", "channel.down"]
+    ((kind, data),) = got["shop"]
+    assert (kind, data["account"], data["group"], data["external_id"]) == ("balance.low", "retail1", "retail", "cus-1")
+    assert [(kind, data["token"]) for kind, data in got["all"]] == [
+        ("token.created", "retail1-x"),
+        ("token.deleted", "retail1-x"),
+    ]

@@ -94,7 +94,9 @@ async def test_an_event_that_failed_is_due_after_its_pause(client: Client) -> No
     (again,) = await taken(outbox)
     assert (again.entry.id, again.entry.attempts, again.entry.error) == (first.entry.id, 1, "it answered 500")
     await outbox.report(again, msgspec.structs.replace(again.entry, attempts=2, error=""))
-    assert (await types(outbox), await outbox.given_up()) == ([], [])
+    (ended,) = await outbox.ended()
+    assert (await types(outbox), ended.error, ended.attempts) == ([], "", 2)
+    assert ended.ended_ms >= ended.created_ms
 
 
 async def test_a_record_of_another_version_is_removed_by_its_own_bytes(client: Client) -> None:
@@ -109,14 +111,14 @@ async def test_a_record_of_another_version_is_removed_by_its_own_bytes(client: C
     assert await types(outbox) == []
 
 
-async def test_the_last_that_were_given_up_are_kept(client: Client) -> None:
+async def test_the_last_that_ended_are_kept(client: Client) -> None:
     outbox = Outbox(client)
     for number in range(KEPT + 5):
         await outbox.claim(reach(f"budget:{number}"))
         (last,) = await taken(outbox)
         await outbox.report(last, msgspec.structs.replace(last.entry, error="it answered 500"))
-    assert len(await outbox.given_up()) == KEPT
-    assert (await outbox.given_up())[0].id == last.entry.id
+    assert len(await outbox.ended()) == KEPT
+    assert (await outbox.ended())[0].id == last.entry.id
     assert await types(outbox) == []
 
 
@@ -129,6 +131,19 @@ async def test_a_full_queue_counts_nothing_so_that_it_may_be_noticed_again(clien
     await outbox.report(first, first.entry)
     assert await outbox.claim(reach("budget:c"))
     assert len(await types(outbox)) == 2
+
+
+async def test_receivers_have_queues_of_their_own(client: Client) -> None:
+    first, shop = Outbox(client, most=1), Outbox(client, "shop", most=1)
+    assert await first.claim(reach("budget:a"), ["", "shop"])
+    ((sent,), (also,)) = await taken(first), await taken(shop)
+    assert sent.entry == also.entry, "one event, with one id"
+    await first.report(sent, sent.entry)
+    assert await first.claim(reach("budget:b"), ["", "shop"]), "it is queued where there is room"
+    assert (len(await types(first)), len(await types(shop))) == (1, 1)
+    assert not await first.claim(reach("budget:c"), ["", "shop"])
+    assert not await first.claim(reach("budget:c"), ["", "shop"]), "it was not counted"
+    assert await client.call("PTTL", "gw:{alert-events}:queue:shop") > 0, "nobody may ever read it"
 
 
 async def test_a_condition_ends_also_where_the_queue_is_full(client: Client) -> None:
@@ -152,5 +167,5 @@ async def test_a_cluster_keeps_all_of_it_in_one_slot(tmp_path: Path) -> None:
         for each in due[:2]:
             await outbox.report(each, msgspec.structs.replace(each.entry, error="it answered 500"))
         await outbox.report(due[2], msgspec.structs.replace(due[2].entry, error="it answered 500"), 60)
-        assert (len(await outbox.pending(9)), len(await outbox.given_up())) == (2, 2)
+        assert (len(await outbox.pending(9)), len(await outbox.ended())) == (2, 2)
         await client.close()

@@ -162,7 +162,7 @@ async def test_after_a_day_an_event_is_given_up_and_logged(client: Client, monke
     assert counted["given_up"] == 1
     (line,) = [line for line in lines if line["event"] == "alert_given_up"]
     assert (line["reason"], line["host"]) == ("it answered 500", "127.0.0.1")
-    (kept,) = await Outbox(client).given_up()
+    (kept,) = await Outbox(client).ended()
     assert kept.error == "it answered 500"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +14,12 @@ from typer.testing import CliRunner
 
 from gateway.alerts import event
 from gateway.alerts.event import EventClaim, Outbox
-from gateway.alerts.signature import VARIABLE
+from gateway.alerts.signature import VARIABLE, sign
 from gateway.cli.commands import program
 from gateway.store.client.client import Client
 from tests.alerts.receiver import OK, SECRET, Receiver, answer, closed_port, receiving
+
+OTHER_SECRET = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +96,26 @@ async def test_nothing_listens(tmp_path: Path) -> None:
     assert errors.endswith("it cannot be reached (Connection refused); start the receiver, or correct the address\n")
 
 
-@pytest.mark.parametrize("command", ["test", "list"])
-async def test_without_the_section_it_says_what_to_add(tmp_path: Path, command: str) -> None:
+async def test_a_test_is_sent_to_a_receiver_by_its_name(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_in(tmp_path)
+    other = f"others: {{shop: {{webhook: '{receiver.url}', events: [token]}}}}"
+    file.write_text(file.read_text().replace("alerts: {", f"alerts: {{{other}, "))
+    monkeypatch.setenv(f"{VARIABLE}_SHOP", OTHER_SECRET)
+    code, _, errors = await run("alerts", "test", "shop", "--config", str(file))
+    (got,) = receiver.got
+    assert (code, errors, got.event["type"]) == (0, "", "test")
+    keys = (base64.b64decode(OTHER_SECRET.removeprefix("whsec_")),)
+    assert got.headers["webhook-signature"] == sign(keys, got.id, int(got.headers["webhook-timestamp"]), got.body)
+    code, _, errors = await run("alerts", "test", "shob", "--config", str(file))
+    assert (code, errors) == (1, "gateway: `alerts.others` has no `shob`; it has: shop\n")
+
+
+async def test_without_the_section_it_says_what_to_add(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text("workers: 1\n")
-    code, _, errors = await run("alerts", command, "--config", str(file))
+    code, _, errors = await run("alerts", "test", "--config", str(file))
     assert (code, errors) == (
         1,
         "gateway: the configuration has no `alerts:`; add it, as in `alerts: {webhook: https://host/path}`\n",
@@ -111,23 +129,26 @@ async def test_a_wrong_secret_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert errors.startswith(f"gateway: ${VARIABLE}: a secret is whsec_ and 24 to 64 bytes in base64; make one with: ")
 
 
-async def test_what_waits_and_what_was_given_up_is_listed(client: Client, store_url: str, tmp_path: Path) -> None:
+async def test_what_waits_was_sent_and_was_given_up_is_listed(client: Client, store_url: str, tmp_path: Path) -> None:
     file = file_in(tmp_path, redis=store_url)
     code, printed, _ = await run("alerts", "list", "--config", str(file))
-    assert (code, printed) == (0, "No alert waits, and none was given up.\n")
+    assert (code, printed) == (0, "No alert waits, and none was sent.\n")
     outbox = Outbox(client)
-    for number in range(2):
-        made = event.credential_refused("a", number, 2)
+    for number in range(3):
+        made = event.credential_refused("a", number, 3)
         await outbox.claim(EventClaim(f"credential:a:{number}", made, 1000))
-    _, (first, second) = await outbox.take(8, 1000)
+    _, due = await outbox.take(8, 1000)
+    first, second, third = sorted(due, key=lambda each: each.entry.id)
     await outbox.report(first, msgspec.structs.replace(first.entry, attempts=9, error="it answered 500"))
     await outbox.report(second, msgspec.structs.replace(second.entry, attempts=1, error="it answered 503"), 5)
+    await outbox.report(third, msgspec.structs.replace(third.entry, attempts=1))
     _, printed, _ = await run("alerts", "list", "--config", str(file))
     assert "given up" in printed
     assert "it answered 503" in printed
     _, printed, _ = await run("alerts", "list", "--json", "--config", str(file))
     rows = [json.loads(line) for line in printed.splitlines()]
     assert [(row["state"], row["attempts"], row["error"], row["id"]) for row in rows] == [
+        ("sent", 1, "", third.entry.id),
         ("pending", 1, "it answered 503", second.entry.id),
-        ("given up", 9, "it answered 500", first.entry.id),
+        ("given_up", 9, "it answered 500", first.entry.id),
     ]

@@ -34,11 +34,19 @@ LOW = "low_balance must be above 0 and at most 1000000000, with at most six deci
         ("{webhook: 'https://h/', low_balance: much}", "1: alerts.low_balance: must be a number, such as 0.15"),
         (
             "{webhook: 'https://h/', events: [budgets]}",
-            "1: alerts.events[0]: must be budget or low_balance or channel or credential or store",
+            "1: alerts.events[0]: must be budget or low_balance or channel or credential or store or account or token",
+        ),
+        (
+            "{webhook: 'https://h/', others: {shop: {webhook: 'ftp://canary/', events: []}}}",
+            f"1: alerts.others: {WEBHOOK}",
+        ),
+        (
+            "{webhook: 'https://h/', others: {Shop: {webhook: 'https://canary/', events: []}}}",
+            "1: alerts: others: the name 'Shop' must be a letter, and up to 31 more of a-z, 0-9 and _",
         ),
         (
             "{webhook: 'https://h/', secret: canary}",
-            "1: alerts.secret: unknown setting; known here: events, low_balance, webhook",
+            "1: alerts.secret: unknown setting; known here: events, groups, low_balance, others, webhook",
         ),
     ],
 )

@@ -13,6 +13,7 @@ from gateway.alerts.event import Outbox
 from gateway.config.schema import AlertSettings
 from gateway.runtime import maintenance as module
 from gateway.runtime.maintenance import AlertWriter
+from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
@@ -54,7 +55,7 @@ async def test_a_store_that_is_away_is_logged_once_and_nothing_is_lost(
         for _ in range(5):
             await writer.run_once()
     assert [line["event"] for line in lines] == ["alerts_not_written"]
-    alerts._outbox = Outbox(client)
+    alerts._outbox, alerts._accounts = Outbox(client), Accounts(client)
     await writer.run_once()
     assert len(await Outbox(client).pending(9)) == 1
     await away.close()

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.alerts import event
 from gateway.alerts.event import EventClaim, Outbox
-from gateway.alerts.sender import LEASE_S
+from gateway.alerts.sender import AT_ONCE, LEASE_S
 from gateway.alerts.signature import VARIABLE
 from gateway.config.schema import load
 from gateway.metrics.shared import SharedNumbers
@@ -114,5 +114,24 @@ async def test_what_is_sent_is_counted_where_the_metrics_are_read(
         await Outbox(client).claim(credential(0))
         await wait_until(lambda: dict(shared).get(("alerts", "sent")) == [1.0])
         await wait_until(lambda: dict(shared).get(("alerts_pending",)) == [0.0])
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE_S)
+
+
+async def test_a_receiver_that_does_not_answer_delays_no_other(
+    client: Client, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{VARIABLE}_SHOP", SECRET)
+    stop = asyncio.Event()
+    async with receiving(NEVER, hold=True) as dead, receiving() as shop:
+        others = f"others: {{shop: {{webhook: '{shop.url}', events: [credential]}}}}"
+        file = file_in(tmp_path, f"alerts: {{webhook: '{dead.url}', {others}}}\n")
+        task = asyncio.create_task(alert_sender.run(load(file), Handover(1), store_url, SharedNumbers(), stop))
+        for number in range(20):
+            await Outbox(client).claim(credential(number), ["", "shop"])
+        await wait_until(lambda: len(shop.got) == 20)
+        assert dead.most_at_once <= AT_ONCE
+        assert len(await Outbox(client).pending(99)) == 20
+        assert len({received.id for received in shop.got}) == 20
         stop.set()
         await asyncio.wait_for(task, PATIENCE_S)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from gateway.admin.actions.errors import PREFIX
+from gateway.admin.actions.action import PREFIX
 from gateway.admin.actions.table import ACTIONS
 from tests.cli.processes import Served, demo_in, free_port, gateway, serving
 from tests.patience import PATIENCE_S, wait_until
@@ -22,7 +22,7 @@ from tests.whole.api import Api, admin_token, api_of
 from tests.whole.own_store import OwnStore
 
 README: Final = Path(__file__).parent.parent.parent / "deploy/operators.md"
-NOT_SHOWN: Final = {"channels.credential", "channels.test", "usage.live"}
+NOT_SHOWN: Final = {"alerts.list_", "channels.credential", "channels.test", "usage.live"}
 """Operations that no call of the document is of: one needs a second credential, one asks the upstream, one has no end."""
 
 

@@ -2,7 +2,8 @@
 
 The function of an action names everything: its path parameters are its `str` parameters, `body` is the struct of its JSON body,
 `query` that of its query, and what it returns is the struct of the answer. It is called with a client, which either does it here
-(`LocalClient`) or sends it to a gateway's API: commands and pages do not know the difference.
+(`LocalClient`) or sends it to a gateway's API: commands and pages do not know the difference. Errors are translated to answers of
+the API, and back, so that an error has the same words and kind here and over HTTP.
 
 Lists that actions return are pages in the shape that the lists at the public port have, too (`Page`).
 """
@@ -18,7 +19,20 @@ from typing import Annotated, Any, Concatenate, Final, Generic, Literal, ParamSp
 
 import msgspec
 
-from gateway.base.errors import Refused
+from gateway.base.errors import GatewayError, Refused, StoreAway
+
+PREFIX: Final = "/api/v1"
+IN_USE: Final = "idempotency_key_in_use"
+STATUSES: Final[Mapping[str, tuple[int, str]]] = {
+    "refused": (400, "invalid_request"),
+    "misconfigured": (400, "invalid_request"),
+    "not_found": (404, "not_found"),
+    "exists": (409, "exists"),
+    "conflict": (409, "conflict"),
+    "store_away": (503, "service_unavailable"),
+}
+"""Kinds of errors with their status and code."""
+AWAY: Final = "the store does not answer. Try again; a write with the same `Idempotency-Key` is done once"
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -195,3 +209,25 @@ class Page(msgspec.Struct, Generic[Line], frozen=True):
     next: str | None = None
     notes: list[str] = []
     object: Literal["list"] = "list"
+
+
+def refused(error: GatewayError) -> Refused:
+    """Return an error of the gateway as the answer that says so."""
+    if isinstance(error, Refused):
+        return error
+    status, code = STATUSES[error.kind]
+    words = AWAY if error.kind == "store_away" else str(error)
+    return Refused(status, code, f"{words[:1].upper()}{words[1:].removesuffix('.')}.")
+
+
+def in_own_words(answer: Refused) -> GatewayError:
+    """Return the error that an answer was made of: with its kind, and with its words as a command prints them."""
+    kind = next((kind for kind, (_, code) in STATUSES.items() if code == answer.code), "refused")
+    words = answer.message
+    if not words[1:2].isupper():
+        words = words[:1].lower() + words[1:]
+    if not words.endswith(".."):
+        words = words.removesuffix(".")
+    error = StoreAway(words) if kind == "store_away" else GatewayError(words)
+    error.kind = kind
+    return error

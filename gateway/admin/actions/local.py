@@ -6,14 +6,16 @@ An actor may do an action that hardly needs a right, and leaves lines in the aud
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from gateway.admin.actions.action import Action, Actor, Arguments
 from gateway.admin.actions.audit_log import CALLERS, OPERATORS, RecordedChange, audited
-from gateway.base.errors import Refused
+from gateway.alerts import event
+from gateway.base.errors import Refused, StoreAway
 from gateway.base.ids import EXTERNAL, new_id
+from gateway.base.log import log
 from gateway.config.schema import Loaded
 from gateway.domain.facts import AccountLimits
 from gateway.runtime.handover import RefusedReload
@@ -22,6 +24,19 @@ from gateway.usage.home import Home, home_of
 
 if TYPE_CHECKING:
     from gateway.chain.services import Store
+
+
+_HAPPENED: Final = {
+    "accounts.create": "created",
+    "accounts.close": "closed",
+    "tokens.create": "created",
+    "tokens.rotate": "created",
+    "tokens.disable": "disabled",
+    "tokens.enable": "enabled",
+    "tokens.delete": "deleted",
+}
+"""Actions that other programs are told of, and the second word of the event's type."""
+_ONCE: Final = frozenset({"create", "rotate", "close", "delete"})
 
 
 class GatewayState(msgspec.Struct, frozen=True):
@@ -66,7 +81,28 @@ class LocalClient:
             await check_rate(self.store.limits, action.name, actor, action.most_a_minute)
         part = CALLERS if self.actor.account else OPERATORS
         async with audited(self.store.client, self.actor.name, action.name, arguments, part) as own.change:
-            return await action.run(own, arguments)
+            result = await action.run(own, arguments)
+        await own.tell(action.name)
+        return result
+
+    async def tell(self, action: str) -> None:
+        """Let the receivers of alerts know what an action did to an account or a token."""
+        before, after = self.change.before, self.change.after
+        what, _, done = action.partition(".")
+        happened = _HAPPENED.get(action)
+        if action == "accounts.change" and getattr(before, "status", "") != (status := getattr(after, "status", "")):
+            happened = "resumed" if status == "active" else str(status)
+        subject = str(getattr(after if after is not None else before, "id", ""))
+        if not (happened and subject):
+            return
+        self.store.alerts.use(self.config.alerts)
+        # A change may be made again and again, but a repeated request makes nothing twice.
+        key = f"{what}:{subject}:{happened}:{'' if done in _ONCE else new_id()}"
+        made = event.lifecycle("token" if what == "tokens" else "account", happened, subject, subject.partition("-")[0])
+        try:
+            await self.store.alerts.tell(made, key)
+        except StoreAway as error:  # it is done, whoever hears of it
+            log.warning("alert_lost", type=made.type, reason=str(error))
 
     async def _by_ids(self, arguments: Arguments) -> Arguments:
         """Return the arguments with the id of an account that is named by `ext:` and its external id. Raises `AccountError`."""

@@ -20,8 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from gateway.admin.actions.action import Action, Arguments
-from gateway.admin.actions.errors import IN_USE, PREFIX, in_own_words, refused
+from gateway.admin.actions.action import IN_USE, PREFIX, Action, Arguments, in_own_words, refused
 from gateway.base.errors import GatewayError, Misconfigured, Refused, StoreAway
 from gateway.usage.home import Home
 from gateway.usage.record import Record, decode

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gateway.admin.actions import (
     accounts,
+    alerts,
     audit,
     channels,
     imports,
@@ -63,4 +64,5 @@ ACTIONS: Final[tuple[Action[Any, Any], ...]] = (
     management_tokens.list_,
     management_tokens.revoke,
     audit.list_,
+    alerts.list_,
 )

@@ -16,8 +16,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 from aiohttp import web
 
-from gateway.admin.actions.action import Action, Actor, Arguments
-from gateway.admin.actions.errors import PREFIX, refused
+from gateway.admin.actions.action import PREFIX, Action, Actor, Arguments, refused
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.table import ACTIONS

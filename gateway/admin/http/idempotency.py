@@ -22,8 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from gateway.admin.actions.action import Action, Actor, Arguments
-from gateway.admin.actions.errors import IN_USE
+from gateway.admin.actions.action import IN_USE, Action, Actor, Arguments
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.store.client.client import Client, Script

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.actions.action import Action, Scope
-from gateway.admin.actions.errors import PREFIX
+from gateway.admin.actions.action import PREFIX, Action, Scope
 from gateway.admin.actions.remote import Streamed
 from gateway.admin.actions.table import ACTIONS
 

@@ -7,7 +7,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.admin.actions.errors import refused
+from gateway.admin.actions.action import refused
 from gateway.base.errors import GatewayError, Refused, StoreError, headers_of, internal, render
 from gateway.base.ids import new_id
 from gateway.base.log import log

@@ -18,7 +18,7 @@ from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.actions.links import ENTER
 from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
-from gateway.admin.pages import accounts, audit, callers, channels, docs, now, requests, revenue, tokens, view
+from gateway.admin.pages import accounts, alerts, audit, callers, channels, docs, now, requests, revenue, tokens, view
 from gateway.admin.pages.callers import OwnBounds
 from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
@@ -37,6 +37,7 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *channels.PAGES,
     *revenue.PAGES,
     *channels.CONFIGURATION_PAGES,
+    *alerts.PAGES,
     *audit.PAGES,
 )
 OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*callers.PAGES, *tokens.OWN_PAGES)

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.actions.action import Action
-from gateway.admin.actions.errors import PREFIX
+from gateway.admin.actions.action import PREFIX, Action
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi
 from tests.admin.http.conftest import TOKEN, Client

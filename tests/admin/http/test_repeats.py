@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.actions import accounts
-from gateway.admin.actions.errors import IN_USE
+from gateway.admin.actions.action import IN_USE
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokenList, list_
 from gateway.admin.http import idempotency

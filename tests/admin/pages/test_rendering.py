@@ -57,7 +57,16 @@ async def pages_of(house: House) -> tuple[PlainBrowser, list[str]]:
     )
     rows.write([hostile, *(end(arrival(), account="alice") for _ in range(60))])
     rows.close()
-    paths = ["/", "/requests", f"/requests/{hostile.id}", "/accounts", "/accounts/alice", "/channels", "/audit"]
+    paths = [
+        "/",
+        "/requests",
+        f"/requests/{hostile.id}",
+        "/accounts",
+        "/accounts/alice",
+        "/channels",
+        "/audit",
+        "/alerts",
+    ]
     paths += ["/money?by=day&by=account&by=model&by=channel", "/configuration"]
     return await house.browser(), paths
 
