@@ -6,15 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from gateway import (
     AnswerDelta,
     AnswerReader,
     Caller,
     ChatRequest,
+    Delta,
     Dialect,
     Exchange,
     Operation,
@@ -402,6 +406,51 @@ class ShowsItsKey(Plugin):
 
     api_key: str = ""
     """What the service wants."""
+
+
+class ShowsAnAddress(Plugin):
+    """Shows the address of a service in its repr, with what it has of credentials."""
+
+    url: str = ""
+    """Where the service is."""
+
+
+class ChangesEachPiece(Plugin):
+    """Replaces a number in each piece of an answer by itself."""
+
+    def on_delta(self, exchange: Exchange, delta: Delta, last: bool) -> tuple[str, str]:
+        return delta.text.replace("4111 1111", "..."), ""
+
+
+class HoldsAllBack(Plugin):
+    """Holds an answer back until it is whole."""
+
+    def on_delta(self, exchange: Exchange, delta: Delta, last: bool) -> tuple[str, str]:
+        return "", delta.text
+
+
+class FailsAtAWord(Plugin):
+    """Fails at a word of an answer."""
+
+    def on_delta(self, exchange: Exchange, delta: Delta, last: bool) -> tuple[str, str]:
+        return (delta.text, "") if "banana" not in delta.text else (str(1 // 0), "")
+
+
+class OwnRedis(Plugin):
+    """Keeps answers in a Redis of its own, with redis-py, which reads a file when it connects."""
+
+    url: str
+    """Where it is."""
+
+    async def start(self, services: Services) -> None:
+        self._client = Redis.from_url(self.url)
+
+    async def stop(self) -> None:
+        await self._client.aclose()
+
+    async def on_request(self, exchange: Exchange) -> None:
+        with suppress(RedisError):  # it is a cache
+            await self._client.set("plugin:last", "any", ex=60)
 
 
 class LogsTheToken(Plugin):

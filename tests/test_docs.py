@@ -189,7 +189,7 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         text=True,
         timeout=180,
     )
-    assert "19 passed" in run.stdout, run.stdout + run.stderr
+    assert "22 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
@@ -295,7 +295,7 @@ def test_every_hook_is_in_the_plugin_guide() -> None:
 
     text = text_of("plugins")
     hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
-    assert len(hooks) == 7
+    assert len(hooks) == 8
     assert [hook for hook in hooks if f"{hook}(" not in text] == []
 
 
@@ -334,7 +334,7 @@ def test_the_guide_names_everything_that_a_body_offers() -> None:
 def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -> None:
     text = text_of("plugins")
     modules = sorted((ROOT / "plugins/examples").glob("[a-z]*.py"))
-    assert len(modules) == 5
+    assert len(modules) == 6
     for module in modules:
         tree = ast.parse(module.read_text())
         class_name = module.stem.title().replace("_", "")

@@ -25,7 +25,8 @@ from gateway.domain.reply import Reply
 from gateway.operations.operation import Operation
 from gateway.store.client.client import Client
 
-Hook = Callable[..., None]
+Hook = Callable[..., Any]
+NamedHook = tuple[str, Hook]
 
 START_LIMIT_S: Final = 20.0
 """How long all plugins together may take to start."""
@@ -58,22 +59,19 @@ class Chain:
         )
         self._failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
         self._misdirected_entries = tuple(entry for entry in self._request_entries if entry.plugin.sees_misdirected)
-        self.on_response = tuple(
-            (entry.name, _guarded(entry, entry.plugin.on_response))
-            for entry in self.entries
-            if entry.defines("on_response")
-        )
-        self.on_chunk = tuple(
-            (entry.name, _guarded(entry, entry.plugin.on_chunk)) for entry in self.entries if entry.defines("on_chunk")
-        )
+        self.on_response = self._named("on_response")
+        self.on_chunk = self._named("on_chunk")
+        self.on_delta = self._named("on_delta")
 
-    def hooks_of(self, entered: Sequence[Entry]) -> tuple[list[tuple[str, Hook]], list[tuple[str, Hook]]]:
-        """Return `on_response` and `on_chunk`, by names, of the last that was entered, which answers, and of those above."""
+    def _named(self, hook: str) -> tuple[NamedHook, ...]:
+        entries = (entry for entry in self.entries if entry.defines(hook))
+        return tuple((entry.name, _guarded(entry, getattr(entry.plugin, hook))) for entry in entries)
+
+    def hooks_of(self, entered: Sequence[Entry]) -> Iterator[list[NamedHook]]:
+        """Yield `on_response`, `on_chunk`, `on_delta`, by names, of the last that was entered, which answers, and those above."""
         names = {entry.name for entry in self.entries[: self.entries.index(entered[-1]) + 1]}
-        return (
-            [(name, hook) for name, hook in self.on_response if name in names],
-            [(name, hook) for name, hook in self.on_chunk if name in names],
-        )
+        for hooks in (self.on_response, self.on_chunk, self.on_delta):
+            yield [(name, hook) for name, hook in hooks if name in names]
 
     async def start(
         self,
@@ -153,13 +151,14 @@ def _guarded(entry: Entry, hook: Callable[..., Any]) -> Hook:
     if entry.on_error == "refuse":
         return hook
 
-    def guarded(*arguments: Any) -> None:
+    def guarded(*arguments: Any) -> Any:
         try:
-            hook(*arguments)
+            return hook(*arguments)
         except Refused:
             raise
         except BaseException as error:
             log.error("plugin_failed", **origin_of(error, entry.name, hook.__name__), exc_info=error)
+            return None
 
     return guarded
 

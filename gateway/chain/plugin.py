@@ -2,8 +2,8 @@
 
 The gateway guarantees:
 
-1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait,
-   and cannot change the bytes; they may end the stream.
+1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait.
+   They may end the stream, and change its text (`on_delta`).
 2. Request hooks run in the order of the YAML list, end hooks in the reverse order.
 3. `on_end` is called exactly once for each plugin whose request hook was entered, whatever happened: refused by a later plugin,
    caller gone, upstream failed, plugin raised. `on_end` must release what the request hook reserved.
@@ -24,6 +24,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from gateway.chain.services import Services
+from gateway.chat.answers import Delta
 from gateway.chat.dialect import Dialect
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
@@ -90,6 +91,17 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
         """Read complete events before they are written to the caller. They cannot be changed here.
 
         `exchange.stop` ends the stream before them, or after some of them; so does raising `Refused`.
+        """
+
+    def on_delta(self, exchange: Exchange, delta: Delta, last: bool) -> tuple[str, str] | None:
+        """Change the text of a chat completion or completion. Return what is sent, and what is held back; None to send all.
+
+        `delta.text` is what was held back of this text before, and its next piece. What is held back comes again with the piece
+        after it, and is not sent before; if it is `last`, nothing is, since no more comes. An answer that is not streamed is
+        given whole, with the same call for each text. Tool calls and sounds are not given. Called after `on_response` and
+        `on_chunk` of all plugins, which see what the upstream sent, and what is charged is counted of that.
+
+        `exchange.stop` in `on_chunk` ends the stream; raising `Refused` here does. The record names the plugin in `changed_by`.
         """
 
     async def on_end(self, exchange: Exchange) -> None:

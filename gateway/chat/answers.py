@@ -68,7 +68,7 @@ ENCODED: Final = ";base64,"
 WITHIN: Final = 100
 """Characters at the beginning of a text in which a data URL says how it is encoded."""
 
-_KINDS: Final[dict[str, Kind]] = {
+KINDS: Final[dict[str, Kind]] = {
     "content": "content",
     "refusal": "refusal",
     "reasoning_content": "reasoning",
@@ -474,7 +474,7 @@ def _of_message(number: int, message: dict[str, Any], prefix: str, whole: bool) 
     for name, value in message.items():
         if not isinstance(value, HOLDERS):
             continue
-        if (kind := _KINDS.get(name)) is not None:
+        if (kind := KINDS.get(name)) is not None:
             if name != "reasoning" or value != message.get("reasoning_content"):  # the same text under two names
                 yield from _strings(number, kind, prefix + name, value)
         elif name == "tool_calls" and isinstance(value, list):

@@ -52,6 +52,10 @@ def check(
         list[str] | None,
         typer.Option(help="Send this header with every request, 'Name: value', if the plugin requires one."),
     ] = None,
+    body: Annotated[
+        str,
+        typer.Option(help="Send these fields in the body of each request: '{messages: [{role: user, content: hi}]}'."),
+    ] = "{}",
     as_json: JsonOption = False,
 ) -> None:
     """Run the contract tests on a plugin, with a store of their own.
@@ -63,7 +67,9 @@ def check(
     from gateway.plugin_kit import broken, process
 
     sys.path.append(str(Path.cwd()))
-    findings = process.check(use, _settings(with_), headers=_headers(header or []))
+    findings = process.check(
+        use, _mapping(with_, "--with"), headers=_headers(header or []), body=_mapping(body, "--body")
+    )
     for finding in findings:
         if as_json:
             print_json(finding)
@@ -73,18 +79,18 @@ def check(
         raise typer.Exit(1)
 
 
-def _settings(text: str) -> dict[str, Any]:
+def _mapping(text: str, option: str) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError:
         settings = None
     if not isinstance(settings, dict):
-        raise typer.BadParameter("write a mapping, as in '{opens: 9, closes: 17}'", param_hint="--with")
+        raise typer.BadParameter("write a mapping, as in '{opens: 9, closes: 17}'", param_hint=option)
     for name, value in settings.items():
         if value is None and ":" in str(name):
             setting, _, meant = str(name).partition(":")
             text = f"`{name}` is one name in YAML: put a space after the colon, as in '{{{setting}: {meant or 'x'}}}'"
-            raise typer.BadParameter(text, param_hint="--with")
+            raise typer.BadParameter(text, param_hint=option)
     return settings
 
 

@@ -156,7 +156,7 @@ class Exchange:
         self.requested_model = ""
         """The model that the caller named, where a plugin changed it."""
         self.changed_by: tuple[str, ...] = ()
-        """The names of the plugins that changed the request."""
+        """The names of the plugins that changed the request, or the text of its answer."""
         self.status = 0
         self.outcome: Outcome | None = None
         self.error: Refused | None = None

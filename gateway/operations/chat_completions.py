@@ -20,6 +20,7 @@ class ChatFormat(WireFormat):
     path = "/chat/completions"
     answer = "a chat completion"
     gathers = True
+    rewrites = True
 
     def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
         """Return a request for a short stream."""

@@ -142,9 +142,9 @@ class WireFormat:
     `path` follows the base address of the gateway and those of upstreams. `answer`: the name of an answer that is not a stream,
     for errors. `auth`: where upstreams take the credential, unless the channel says so. `id_header`: another header with the
     request id; empty for none. `generates`: answers have texts of a model. `free`: nothing is billed. `gathers`: an answer can be
-    gathered from a stream, and translated from another dialect. `unit`: what is billed in place of tokens. `accepts`: the type of
-    bodies. `accept`: the types of answers that are no stream, and `media` how these begin. `keeps`: a request may name what an
-    upstream keeps. `method` and `query`: of requests to upstreams.
+    gathered from a stream, and translated from another dialect. `rewrites`: plugins may change the texts of answers. `unit`: what
+    is billed in place of tokens. `accepts`: the type of bodies. `accept`: the types of answers that are no stream, and `media` how
+    these begin. `keeps`: a request may name what an upstream keeps. `method` and `query`: of requests to upstreams.
     """
 
     path: str
@@ -154,6 +154,7 @@ class WireFormat:
     generates: ClassVar[bool] = True
     free: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
+    rewrites: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
     unit: ClassVar[str] = ""
     accepts: ClassVar[str] = JSON

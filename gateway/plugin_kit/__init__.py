@@ -33,15 +33,16 @@ async def check(
     settings: Mapping[str, object] | None = None,
     *,
     headers: Mapping[str, str] | None = None,
+    body: Mapping[str, object] | None = None,
     url: str | None = None,
 ) -> list[Finding]:
     """Return a finding for each promise that a plugin makes. Takes a second or less.
 
     The test of a plugin needs one line: `assert broken(await check("office_hours:OfficeHours")) == []`.
 
-    `use` and `settings` are what the YAML has under `use:` and `with:`. `headers` are sent with every request, in addition
-    to the token of an account. The store is the one at `url`, which must be empty, or else one that is started for this call.
-    Raises `ValueError` if `use` names no plugin, and `Misconfigured` if it does not accept the settings.
+    `use` and `settings` are what the YAML has under `use:` and `with:`. `headers` are sent with every request, in addition to the
+    token of an account, and `body` has fields of its body. The store is the one at `url`, which must be empty, or else one that is
+    started for this call. Raises `ValueError` if `use` names no plugin, and `Misconfigured` if it does not accept the settings.
     """
     kind = plugin_class(use)
     findings = list(declared(kind))
@@ -58,7 +59,7 @@ async def check(
                 "authorization": f"Bearer {token}",
                 **{name.lower(): text for name, text in (headers or {}).items()},
             }
-            return findings + await PluginTrial(kind, settings or {}, given, sent).run()
+            return findings + await PluginTrial(kind, settings or {}, given, sent, body or {}).run()
 
 
 def broken(findings: Iterable[Finding]) -> list[str]:

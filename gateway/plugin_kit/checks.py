@@ -47,15 +47,21 @@ BACKGROUND_LIMIT_S: Final = 2.0
 
 
 class PluginTrial:
-    """The check of one plugin. `given` is what it is started with, `headers` are those of every request."""
+    """The check of one plugin. `given` is what it is started with, `headers` and `body` are those of every request."""
 
     def __init__(
-        self, kind: type[Plugin], settings: Mapping[str, object], given: Services, headers: Mapping[str, str]
+        self,
+        kind: type[Plugin],
+        settings: Mapping[str, object],
+        given: Services,
+        headers: Mapping[str, str],
+        body: Mapping[str, object],
     ) -> None:
         self.kind = kind
         self.settings = settings
         self.given = given
         self.headers = headers
+        self.body = body
         self.log = CapturedLog()
         self.background: list[Callable[[], Awaitable[None]]] = []
         """The functions that the plugin gave to `every`."""
@@ -87,7 +93,7 @@ class PluginTrial:
             for services in self._services.values():
                 await services.close()
             return plugin, [Finding("start", False, f"does not start: {_why(error)}")]
-        runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
+        runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers, self.body)
         completed = await runner.run(COMPLETED)
         findings = [Finding("start", True, "starts with these settings"), await self._request(runner, completed)]
         if not findings[1].passed:
@@ -110,7 +116,9 @@ class PluginTrial:
             )
         if not problems and (asked := sorted(runner.asked - self.headers.keys())):
             sent = {**self.headers, **dict.fromkeys(asked, "check")}
-            others = await ScenarioRunner(runner.plugin, runner.providers, self.given.redis, sent).run(COMPLETED)
+            others = await ScenarioRunner(runner.plugin, runner.providers, self.given.redis, sent, self.body).run(
+                COMPLETED
+            )
             problems += [f"with the headers that it looks for ({', '.join(asked)}): {each}" for each in others.problems]
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
@@ -147,7 +155,7 @@ class PluginTrial:
 
     async def _growth(self, runner: ScenarioRunner) -> list[str]:
         """Return what grows in memory, or loses free slots, with every exchange, also where the functions of `every` have run."""
-        crowd = ScenarioRunner(runner.plugin, runner.providers, self.given.redis, self.headers, store=False)
+        crowd = ScenarioRunner(runner.plugin, runner.providers, self.given.redis, self.headers, self.body, store=False)
         endings = (COMPLETED, *INCOMPLETE)
         before = memory_snapshot(runner.plugin)
         for index in range(GROWTH_EXCHANGES):
@@ -170,7 +178,7 @@ class PluginTrial:
         try:
             await self._start(new)
             await self._stop(runner.plugin)
-            reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers)
+            reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers, self.body)
             problems += (await reloaded.run(COMPLETED)).problems
             await self._stop(new)
         except Exception as error:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Final, Self
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import structlog
@@ -21,6 +22,8 @@ from gateway.plugin_kit.finding import HOOK
 
 SECRET: Final = re.compile(r"(key|token|secret|password|credential|dsn|url)s?$")
 """Names of settings whose text is taken for a secret."""
+ADDRESS: Final = re.compile(r"(dsn|url)s?$")
+"""Those of which only the credentials within are secret."""
 CANARY: Final = "canary-4711"
 MIN_CREDENTIAL: Final = 8
 """Characters. Shorter header values are not searched for: many texts contain them by chance."""
@@ -117,17 +120,29 @@ class Printed(logging.Handler):
             sys.stderr.write(f"note: {note}\n")
 
 
+def _secret_of(name: str, value: str) -> str:
+    """Return the secret part of a setting: of an address its password, or the user or a parameter that stands for one."""
+    if not ADDRESS.search(name) or "://" not in value:
+        return value
+    address = urlsplit(value)
+    parameters = (text for key, text in parse_qsl(address.query) if SECRET.search(key))
+    return address.password or address.username or next(parameters, "")
+
+
 def leaked(plugin: Plugin, lines: list[str], headers: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each secret setting or request header that the plugin's `repr` or a line of its log shows."""
     for field in msgspec.structs.fields(type(plugin)):
         value = getattr(plugin, field.name)
         if not (isinstance(value, str) and SECRET.search(field.name)):
             continue
-        if value and any(value in line for line in lines):
+        secret = _secret_of(field.name, value)
+        if secret and any(secret in line for line in lines):
             yield f"the log shows `{field.name}`"
-        with suppress(ValueError, TypeError):
-            plugin, value = msgspec.structs.replace(plugin, **{field.name: CANARY}), CANARY
-        if value and value in repr(plugin):
+        if secret or not ADDRESS.search(field.name):
+            with suppress(ValueError, TypeError):
+                canary = value.replace(secret, CANARY) if secret else CANARY
+                plugin, secret = msgspec.structs.replace(plugin, **{field.name: canary}), CANARY
+        if secret and secret in repr(plugin):
             yield f"`repr` shows `{field.name}`: define a `__repr__` without it"
     credentials = [value.rpartition(" ")[2] for value in headers.values() if len(value) >= MIN_CREDENTIAL]
     if any(credential in line for credential in credentials for line in (*lines, repr(plugin))):

@@ -9,10 +9,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -39,7 +39,9 @@ class _Result(msgspec.Struct, omit_defaults=True):
     misconfigured: bool = False
 
 
-def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str]) -> list[Finding]:
+def check(
+    use: str, settings: Mapping[str, object], *, headers: Mapping[str, str], body: Mapping[str, object]
+) -> list[Finding]:
     """Return the findings of `plugin_kit.check`, or one of the check `process` that says why there are none, within `LIMIT_S`.
 
     What the plugin has started is killed at the end. Raises `Misconfigured` for settings that it does not accept, and
@@ -50,7 +52,7 @@ def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str
 
         def work(writing: int) -> None:
             tempfile.tempdir = folder
-            _run(writing, use, settings, headers, store.url)
+            _run(writing, plugin_kit.check(use, settings, headers=headers, body=body, url=store.url))
 
         try:
             # Ctrl-C reaches only this process: in that one, a plugin has raised it
@@ -75,12 +77,12 @@ def _result_of(process: Forked) -> _Result:
     return _failed(f"ended its process with {process.ending}")
 
 
-def _run(writing: int, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str) -> NoReturn:
+def _run(writing: int, checking: Coroutine[Any, Any, list[Finding]]) -> NoReturn:
     """Run the tests in the new process, write the result, and end the process at once: what the plugin has left might keep it."""
 
     async def checked() -> NoReturn:
         try:
-            findings = await plugin_kit.check(use, settings, headers=headers, url=url)
+            findings = await checking
             result = _Result([Finding(each.check, each.passed, plain(each.text)) for each in findings])
         except (ValueError, GatewayError) as error:
             result = _Result(error=plain(str(error)), misconfigured=isinstance(error, Misconfigured))

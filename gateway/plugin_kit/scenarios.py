@@ -66,7 +66,7 @@ class WatchedHeaders(CIMultiDict[str]):
 
 
 class ScenarioRunner:
-    """A started plugin with the providers above it. `headers` are those of every request.
+    """A started plugin with the providers above it. `headers` and `body` are those of every request.
 
     With `store=False`, snapshots are of the plugin's memory only.
     """
@@ -77,6 +77,7 @@ class ScenarioRunner:
         providers: Sequence[Plugin],
         client: Client,
         headers: Mapping[str, str],
+        body: Mapping[str, object],
         *,
         store: bool = True,
     ) -> None:
@@ -86,6 +87,7 @@ class ScenarioRunner:
         self.entry = Entry("check", plugin)
         self.request_hook = "request_step" if self.entry.plans_request else "on_request"
         self._headers = headers
+        self._body = body
         self._with_store = store
         self.asked: set[str] = set()
         """The names of the headers that the plugin looks for."""
@@ -114,7 +116,7 @@ class ScenarioRunner:
 
     async def arrived(self, ending: Ending) -> Exchange:
         """Return an exchange that the providers have let pass."""
-        body = b"" if ending.method == "GET" else None
+        body = b"" if ending.method == "GET" else self._body
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)

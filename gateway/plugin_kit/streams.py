@@ -15,15 +15,18 @@ import msgspec
 from gateway.base.errors import Refused
 from gateway.chain.entry import PLUGIN_ERRORS, describe_error
 from gateway.chain.plugin import Plugin
-from gateway.chat.answers import WholeAnswer
+from gateway.chat.answers import GatheredCompletion, WholeAnswer, texts
 from gateway.chat.dialect import AnswerDelta, Dialect
 from gateway.chat.events import EventStream
+from gateway.chat.request import decode
+from gateway.chat.sse import parse_event
 from gateway.config.channel import auth_of, check_headers
 from gateway.config.decode import WrongSetting
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.plugin_kit.finding import COMPLETED, Finding, an
 from gateway.plugin_kit.scenarios import ScenarioRunner
+from gateway.proxy.chunk_hooks import Rewriting
 from gateway.testing import chat_request
 
 MOST_EVENTS: Final = 100_000
@@ -32,6 +35,12 @@ WHOLE_ANSWERS: Final = (
     b'{"choices":[]}',
     b"no JSON",
 )
+SAMPLE: Final = (
+    "Grüße: 4111 1111 1111 1111, name@example.com, +49 170 1234567, https://example.com/?key=sk-0123456789abcdef."
+)
+PIECES: Final = (1, 3, 16, 10_000)
+"""Characters of each event of an answer."""
+LONG: Final = 1000
 CLOSE_S: Final = 2.0
 """How long an iterator may take to end when its caller leaves."""
 
@@ -45,7 +54,7 @@ ERRORS: Final = ((500, b"oops"), (401, b'{"error":{"message":"no"}}'), (429, b""
 
 async def streams(runner: ScenarioRunner) -> Finding:
     """Return the finding on how the plugin treats streams."""
-    problems = await _whole_answers(runner)
+    problems = await _whole_answers(runner) + await _deltas_of(runner)
     reply, exchange = await _reply(runner)
     text = "answers with no events"
     if reply is not None and reply.events is not None:
@@ -79,6 +88,45 @@ async def _whole_answers(runner: ScenarioRunner) -> list[str]:
         finally:
             await _ended(runner, exchange)
     return []
+
+
+async def _deltas_of(runner: ScenarioRunner) -> list[str]:
+    """Return what is wrong with the texts that `on_delta` makes: they may not depend on where the events of an answer end."""
+    if not runner.entry.defines("on_delta"):
+        return []
+    made = set()
+    try:
+        for size in PIECES:
+            made.add(await _changed(runner, size))
+        await _changed(runner, len(SAMPLE), SAMPLE * LONG)
+    except Refused:
+        return []
+    except PLUGIN_ERRORS as error:
+        return [f"`on_delta` raised {describe_error(error)}"]
+    cure = "hold back the end of `delta.text` that may be the beginning of what it looks for"
+    return (
+        [] if len(made) == 1 else [f"`on_delta` makes other texts where the events of an answer end elsewhere: {cure}"]
+    )
+
+
+async def _changed(runner: ScenarioRunner, size: int, text: str = "") -> str:
+    """Return what a plugin makes of a text, in pieces of a size. Without one, it has what the request says."""
+    exchange = await runner.arrived(COMPLETED)
+    try:
+        await runner.request(runner.plugin, exchange)
+        if not text:
+            said = (await exchange.body()).top["messages"]
+            text = f"{SAMPLE} {' '.join(each.text for each in texts({'choices': [{'message': decode(said)[-1]}]}))}"
+        rewriting = Rewriting(exchange, "check", runner.plugin.on_delta)
+        gathered = GatheredCompletion()
+        for at in range(0, len(text) + size, size):
+            choice = {"index": 0, "delta": {"content": text[at : at + size]}}
+            choice["finish_reason"] = None if at < len(text) else "stop"
+            event = rewriting.events(b"data: %b\n\n" % msgspec.json.encode({"choices": [choice]}))
+            gathered.add(parse_event(event)[1])
+        return str(decode(gathered.encode())["choices"][0]["message"]["content"])
+    finally:
+        await _ended(runner, exchange)
 
 
 async def _reply(runner: ScenarioRunner) -> tuple[Reply | None, Exchange]:

@@ -24,7 +24,7 @@ from gateway.base import crash_points
 from gateway.base.errors import Refused, unavailable
 from gateway.base.log import log
 from gateway.chain.chain import Chain
-from gateway.chat.answers import Response, WholeAnswer
+from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Pace, ReportedUsage, Usage
@@ -35,7 +35,7 @@ from gateway.operations.kept import TRUNCATION
 from gateway.operations.wire_format import JSON, CheckedBody, WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, ChunkHooks, EndReason, run_response_hooks
+from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, AnswerHooks, ChunkHooks, EndReason, run_response_hooks
 from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
 from gateway.proxy.event_pass import InvalidResponse
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
@@ -197,7 +197,8 @@ class UpstreamCall:
     def _relay(self, upstream: UpstreamConnection) -> Relay:
         exchange, channel, gathering = self.exchange, self.candidate.channel, self.gathering
         named = () if gathering is not None else self.chain.on_chunk + crash_points.on_event
-        hooks = ChunkHooks(exchange, named) if named else None
+        deltas = self.chain.on_delta if gathering is None and self.wire.rewrites else ()
+        hooks = ChunkHooks(exchange, named, deltas) if named or deltas else None
         events = self.wire.events(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
         if self.keeper is not None:
             self.events = events
@@ -354,13 +355,11 @@ class UpstreamCall:
         exchange = self.exchange
         text = failure.scrubbed_bytes(text, self.candidate.channel.scrubbed)
         used, self.attempt.usage = self.attempt.usage, Usage()
-        if self.chain.on_response:
-            exchange.texts = WholeAnswer(text)
-            try:
-                run_response_hooks(exchange, self.chain.on_response)
-            except Refused as refused:
-                self.attempt.usage = without_output(used)
-                return UpstreamFailure(refused.with_traceback(None), final=True)
+        try:
+            text = AnswerHooks(self.chain.on_response, deltas=self.chain.on_delta).whole(exchange, text)
+        except Refused as refused:
+            self.attempt.usage = without_output(used)
+            return UpstreamFailure(refused.with_traceback(None), final=True)
         self.caller.prepare(200, {"Content-Type": media_type, **exchange.response_headers}, text)
         self.attempt.usage = used
         exchange.first_byte, exchange.bytes = time.monotonic(), len(text)

@@ -13,18 +13,19 @@ from collections.abc import Awaitable, Callable
 from itertools import takewhile
 from typing import Any, Final
 
+import msgspec
+
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.base.log import log
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry, is_cancellation, note_failure
-from gateway.chat.answers import WholeAnswer
 from gateway.domain.exchange import Exchange, Outcome
 from gateway.domain.reply import Reply
 from gateway.metrics.registry import Metrics
 from gateway.operations.operation import errors_of
 from gateway.proxy.caller import CallerConnection, InvalidHeader, valid_headers
-from gateway.proxy.chunk_hooks import run_response_hooks
+from gateway.proxy.chunk_hooks import AnswerHooks
 from gateway.proxy.failover import Failover
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.plugin_streams import answer_with_events
@@ -118,7 +119,7 @@ class ExchangeRunner:
         try:
             reply = await chain.request(exchange, entered)
             if reply is not None and reply.events is not None:
-                hooks = chain.hooks_of(entered)
+                hooks = AnswerHooks(*chain.hooks_of(entered))
                 await answer_with_events(exchange, caller, reply, reply.events, hooks, self.failover.relays)
                 return
             await exchange.settle_pending()
@@ -131,8 +132,8 @@ class ExchangeRunner:
             if reply is None:
                 reply = await local(exchange)
             elif reply.status < 400 and wire is not None:
-                exchange.texts = WholeAnswer(reply.body) if reply.body else None
-                run_response_hooks(exchange, chain.hooks_of(entered)[0])
+                body = AnswerHooks(*chain.hooks_of(entered)).whole(exchange, reply.body)
+                reply = msgspec.structs.replace(reply, body=body)
             _reply(exchange, caller, reply)
         except BaseException as error:
             if is_cancellation(error):

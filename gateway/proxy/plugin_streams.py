@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
 from gateway.base.errors import Refused, unavailable
 from gateway.base.log import log
 from gateway.chain.entry import is_cancellation, origin_of
-from gateway.chat.answers import WholeAnswer
 from gateway.chat.events import ReplyEvents
 from gateway.chat.request import Body
 from gateway.config.channel import Channel, Timers
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.proxy.caller import UNREAD_S, CallerConnection
-from gateway.proxy.chunk_hooks import STREAM_HEADERS, ChunkHooks, EndReason, Named, NamedResponse, run_response_hooks
+from gateway.proxy.chunk_hooks import STREAM_HEADERS, AnswerHooks, ChunkHooks, EndReason, run_response_hooks
 from gateway.proxy.ending import conclude, usage_of
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.relay import Gathering, Relay, RelayState
@@ -42,9 +41,6 @@ LIMITS: Final = Channel(
 """Where the relay of an upstream reads the limits of a channel: a plugin may pause, and its answer may have any size."""
 
 
-Responses = Sequence[NamedResponse]
-
-
 class ReplyStream:
     """The source of a relay whose events a plugin gives. They are one answer."""
 
@@ -57,15 +53,14 @@ class ReplyStream:
         caller: CallerConnection,
         reply: Reply,
         iterator: AsyncIterator[bytes],
-        responses: Responses,
-        hooks: Sequence[Named],
+        hooks: AnswerHooks,
     ) -> None:
         self._iterator = iterator
         self._exchange = exchange
         self._body = body
         self._caller = caller
         self._reply = reply
-        self._responses = responses
+        self._answer_hooks = hooks
         self._gathering = None if body.stream else Gathering(caller)
         self._events = ReplyEvents(drop_usage=body.stream and not body.asked_usage, choices=body.n)
         self._flows = asyncio.Event()
@@ -73,7 +68,8 @@ class ReplyStream:
         self._pump: asyncio.Task[None]
         self._released = False
         self._timer: asyncio.TimerHandle
-        self._hooks = ChunkHooks(exchange, () if self._gathering else hooks)
+        streamed = AnswerHooks() if self._gathering else hooks
+        self._hooks = ChunkHooks(exchange, streamed.chunks, streamed.deltas)
         to = self._gathering or caller
         self.relay = Relay(exchange, self._events, LIMITS, to, self, self._begin, self._hooks)
         self.relay.max_prelude = sys.maxsize
@@ -169,7 +165,7 @@ class ReplyStream:
     def _begin(self) -> dict[str, str]:
         """Return the headers of the response: the first event is there."""
         exchange = self._exchange
-        run_response_hooks(exchange, () if self._gathering else self._responses)
+        run_response_hooks(exchange, () if self._gathering else self._answer_hooks.responses)
         exchange.drop_body()
         return {**STREAM_HEADERS, **exchange.response_headers, **self._reply.headers}
 
@@ -201,9 +197,8 @@ class ReplyStream:
         if not (text := gathering.encode()):
             relay.failure = RuntimeError("the events of its reply are no chunks of a chat completion")
             return EndReason.PLUGIN
-        exchange.texts = WholeAnswer(text)
         try:
-            run_response_hooks(exchange, self._responses)
+            text = self._answer_hooks.whole(exchange, text)
         except Exception as error:
             relay.failure = error
             return EndReason.PLUGIN
@@ -218,7 +213,7 @@ async def answer_with_events(
     caller: CallerConnection,
     reply: Reply,
     events: AsyncIterator[bytes],
-    hooks: tuple[Responses, Sequence[Named]],
+    hooks: AnswerHooks,
     relays: set[Relay],
 ) -> None:
     """Answer the caller with the events of a plugin, of a request that may be answered. Close them, whatever happens."""
@@ -228,7 +223,7 @@ async def answer_with_events(
             raise exchange.stopped
         if caller.gone:
             raise CallerGone
-        await ReplyStream(exchange, await exchange.body(), caller, reply, events, *hooks).run(relays)
+        await ReplyStream(exchange, await exchange.body(), caller, reply, events, hooks).run(relays)
     finally:
         await _close(exchange, events)
 

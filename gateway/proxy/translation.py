@@ -173,7 +173,7 @@ class Translation:
         """
         self.reported = delta.reported if len(delta.reported) <= MAX_KEPT else b""
         self._last_usage = b""
-        counts = read_counts(_encode(delta.usage))
+        counts = read_counts(encoded(delta.usage))
         chunk = self._event(choices=[], usage=delta.usage)
         if self._finished and (counts is None or counts.certain):
             return chunk
@@ -185,7 +185,7 @@ class Translation:
 
     def _event(self, **members: object) -> bytes:
         head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}
-        return b"data: %b\n\n" % _encode(head | members)
+        return b"data: %b\n\n" % encoded(head | members)
 
     def _fail(self, what: str) -> bytes:
         self._ended = True
@@ -193,7 +193,7 @@ class Translation:
         return b"data: %b\n\n" % render(error, self._calls.request_id)
 
 
-def _encode(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     """Return JSON. Half of a character, of which the other may follow, is written as an escape."""
     try:
         return _encoder.encode(value)
@@ -205,7 +205,7 @@ def _error(error: Any) -> bytes:
     """Return an error event in the shape that client libraries raise on: every field is text."""
     text = {name: str(error.get(name) or "") or None for name in ("type", "param", "code")}
     message = str(error.get("message") or "no reason given")
-    return b"data: %b\n\n" % _encode({"error": {"message": message, **text}})
+    return b"data: %b\n\n" % encoded({"error": {"message": message, **text}})
 
 
 class DialectFailed(Exception):

@@ -91,8 +91,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.record`.
     `requested_model` is the model that the caller named where the catalogue has no such model, or where a plugin chose another,
     else empty. `unavailable`: where no channel could be called, why not, in words by the channel's name. `changed_by`: the plugins
-    that changed the request. `answered_by`: the plugin that answered in place of an upstream. `completion_id`: the id that the
-    answer itself has, which callers log. `address` and `user_agent`: from where and with what it was sent, as far as
+    that changed the request or its answer. `answered_by`: the plugin that answered in place of an upstream. `completion_id`: the id
+    that the answer itself has, which callers log. `address` and `user_agent`: from where and with what it was sent, as far as
     `usage.callers` says. `tags`: what plugins have noted, by names of their own.
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.

@@ -25,7 +25,7 @@ LEAVES = ("LeavesAThread", "LeavesAWorker")
 
 
 def check(name: str) -> list[str]:
-    return broken(process.check(f"tests.plugin_kit.endless:{name}", {}, headers={}))
+    return broken(process.check(f"tests.plugin_kit.endless:{name}", {}, headers={}, body={}))
 
 
 @pytest.mark.parametrize("name", ENDLESS)
@@ -59,4 +59,4 @@ def test_an_unknown_plugin_or_setting_is_an_error() -> None:
     with pytest.raises(GatewayError, match="has no `Nobody`"):
         check("Nobody")
     with pytest.raises(Misconfigured, match="most: must be a whole number"):
-        process.check("tests.faulty:Good", {"most": "many"}, headers={})
+        process.check("tests.faulty:Good", {"most": "many"}, headers={}, body={})

@@ -83,6 +83,8 @@ FAULTS = {
     "AnswersAndStays": "streams: the events of its reply were not closed within",
     "AnswersAFunction": "request: `on_request` raised TypeError: events is an async iterator, not method",
     "Once": "reload: a second instance beside the first one: OSError: the port is taken",
+    "ChangesEachPiece": "streams: `on_delta` makes other texts where the events of an answer end elsewhere: hold back the end",
+    "HoldsAllBack": "streams: `on_delta` raised ValueError: `on_delta` holds back more than 65536 characters",
     "ShowsItsKey": "secrets: `repr` shows `api_key`",
     "AnswersADict": "request: `on_request` raised TypeError: `on_request` of 'check' returned a dict: return a Reply, or None (",
     "PlansADict": "request: `request_step` raised TypeError: dict was returned in place of a Step",
@@ -161,6 +163,32 @@ async def test_a_secret_setting_in_the_log_is_found() -> None:
     assert broken(await check("tests.faulty:LogsItsKey", {"api_key": "sesame-4711"})) == [
         "secrets: the log shows `api_key`"
     ]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:7899/mod", "https://example.com/?page=2"])
+async def test_an_address_may_be_shown(url: str) -> None:
+    assert broken(await check("tests.faulty:ShowsAnAddress", {"url": url})) == []
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:secret@h/0", "https://key@h/1", "https://h/?key=secret", "host=h password=x"]
+)
+async def test_an_address_with_credentials_may_not_be_shown(url: str) -> None:
+    (found,) = broken(await check("tests.faulty:ShowsAnAddress", {"url": url}))
+    assert found == "secrets: `repr` shows `url`: define a `__repr__` without it"
+
+
+async def test_a_plugin_may_have_a_redis_of_its_own(store_url: str, client: Client) -> None:
+    assert broken(await check("tests.faulty:OwnRedis", {"url": store_url})) == []
+
+
+async def test_a_body_stands_in_for_that_of_the_check() -> None:
+    body = {"messages": [{"role": "user", "content": "a banana"}]}
+    assert broken(await check("tests.faulty:FailsAtAWord")) == []
+    (found,) = broken(await check("tests.faulty:FailsAtAWord", body=body))
+    assert found.startswith("streams: `on_delta` raised ZeroDivisionError")
+    (found,) = broken(await check("tests.faulty:ReadsEveryBody", body={"messages": 5}))
+    assert "refused the request of this check (400 " in found
 
 
 async def test_a_header_stands_in_for_the_token() -> None:

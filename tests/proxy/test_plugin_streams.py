@@ -10,6 +10,7 @@ from gateway import Exchange, Outcome, Refused, Reply
 from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.chunk_hooks import AnswerHooks
 from gateway.proxy.plugin_streams import answer_with_events
 from tests.fuzz.twins import REQUEST, Owner, Transport
 from tests.patience import PATIENCE_S
@@ -42,7 +43,7 @@ async def test_an_event_that_is_given_when_the_exchange_is_stopped_is_not_charge
 
     given = events()
     caller = CallerConnection(Owner(), to_caller, http_1_1=True, keep_alive=True)
-    await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, ([], []), set())
+    await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, AnswerHooks(), set())
     written = b"".join(call for call in to_caller.calls if isinstance(call, bytes))
     assert event("one") in written and b'"stopped"' in written and b"later" not in written
     assert (exchange.outcome, exchange.error, exchange.events) == (Outcome.STOPPED, STOP, 1)
@@ -62,7 +63,9 @@ async def test_an_iterator_that_cancels_its_task_ends_the_answer_with_an_error()
     given = events()
     caller = CallerConnection(Owner(), to_caller, http_1_1=True, keep_alive=True)
     async with asyncio.timeout(PATIENCE_S):
-        await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, ([], []), set())
+        await answer_with_events(
+            exchange, caller, Reply(events=given, charge="as-upstream"), given, AnswerHooks(), set()
+        )
     written = b"".join(call for call in to_caller.calls if isinstance(call, bytes))
     assert event("one") in written and b'"internal_error"' in written
     assert exchange.outcome is Outcome.INTERNAL_ERROR
@@ -80,5 +83,5 @@ async def test_the_tier_that_the_events_name_is_that_of_the_answer() -> None:
 
     given = events()
     caller = CallerConnection(Owner(), to_caller, http_1_1=True, keep_alive=True)
-    await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, ([], []), set())
+    await answer_with_events(exchange, caller, Reply(events=given, charge="as-upstream"), given, AnswerHooks(), set())
     assert exchange.answer_tier == "flex"
