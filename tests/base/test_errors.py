@@ -1,15 +1,28 @@
-"""Every error has one JSON shape, and its headers say whether and when to retry."""
+"""Errors, ids, amounts, limits by key and compiled modules."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.base import compiled, ids
+from gateway.base.amounts import amount, parsed
 from gateway.base.errors import Misconfigured, Refused, StoreAway, StoreError, as_refused, headers_of, internal, render
+from gateway.base.ids import LAST_MS, arrival_ms, check_time, first_id, month, new_id, utc
+from gateway.base.leaky_buckets import MAX_KEYS, LeakyBuckets
+from gateway.testing import FixedClock
+from tests.records import id_at
 
 
+# Every error has one JSON shape, and its headers say whether and when to retry.
 def test_an_error_is_rendered_with_all_five_fields() -> None:
     refused = Refused(400, "invalid_request", "The field n must be 1.", param="n")
     assert json.loads(render(refused, "the-id")) == {
@@ -145,3 +158,157 @@ def test_a_refusal_that_no_caller_could_be_sent_is_an_error_where_it_is_made(
 ) -> None:
     with pytest.raises((TypeError, ValueError)):
         Refused(*arguments, **options)
+
+
+# A request's id contains its time of arrival.
+NEW_YEAR_MS = 1_798_761_600_000
+
+
+def test_an_id_contains_the_arrival_to_the_millisecond() -> None:
+    assert arrival_ms(id_at(NEW_YEAR_MS - 1)) == NEW_YEAR_MS - 1
+    assert utc(NEW_YEAR_MS - 1) == "2026-12-31T23:59:59.999Z"
+
+
+def test_a_request_belongs_to_the_month_of_its_arrival_in_utc() -> None:
+    assert month(id_at(NEW_YEAR_MS - 1)) == "2026-12"
+    assert month(id_at(NEW_YEAR_MS)) == "2027-01"
+
+
+@pytest.mark.parametrize(
+    ("id", "message"),
+    [
+        ("", "not a request id"),
+        ("nonsense", "not a request id"),
+        ("../../etc", "not a request id"),
+        ("5f0c54ba-9b3a-4c1e-8c59-4a9b4b8c9d10", "not a request id"),
+        ("zzzzzzzz-zzzz-7197-9f1b-61a58aba6c92", "invalid literal for int() with base 16: 'zzzzzzzzzzzz'"),
+        ("ffffffff-ffff-7197-9f1b-61a58aba6c92", "not a time"),
+    ],
+)
+def test_a_malformed_id_raises_value_error(id: str, message: str) -> None:  # noqa: A002
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        month(id)
+
+
+def test_a_time_is_written_up_to_the_year_9999() -> None:
+    assert (utc(0), utc(LAST_MS)) == ("1970-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z")
+    check_time(id_at(LAST_MS))
+    for wrong in (LAST_MS + 1, -1):
+        with pytest.raises(ValueError, match=r"^not a time$"):
+            utc(wrong)
+    with pytest.raises(ValueError, match=r"^not a time$"):
+        check_time(id_at(LAST_MS + 1))
+
+
+def test_first_id_separates_the_ids_before_a_time_from_those_at_it() -> None:
+    assert id_at(NEW_YEAR_MS - 1) < first_id(NEW_YEAR_MS) < id_at(NEW_YEAR_MS)
+
+
+@pytest.mark.parametrize("ahead_s", [-30 * 86_400, 40 * 86_400])
+def test_ids_follow_the_clock_of_the_store_and_leave_it(monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
+    monkeypatch.setattr(ids, "_new", ids._new)
+    monkeypatch.setattr(ids, "_ahead_ms", 0)
+    now = round(time.time() * 1000)
+    for ahead_ms in (1000 * ahead_s, 0):
+        ids.follow(now + ahead_ms)
+        made = [new_id() for _ in range(1000)]
+        times = list(map(arrival_ms, made))
+        assert (len(set(made)), times) == (1000, sorted(times))
+        assert abs(arrival_ms(made[-1]) - now - ahead_ms) < 30_000
+        assert abs(ids.ahead_ms() - ahead_ms) < 30_000
+
+
+# Amounts as people read them.
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [
+        (0, "0.00"),
+        (5_000_000, "5.00"),
+        (123, "0.000123"),
+        (-1_500_000, "-1.50"),
+        (2**53, "9007199254.740992"),
+        (25, "0.000025"),
+    ],
+)
+def test_an_amount_has_two_to_six_decimals(micros: int, text: str) -> None:
+    assert amount(micros) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"), [("5", 5_000_000), (" 5.00 ", 5_000_000), ("-.5", -500_000), ("+1.", 1_000_000), ("0", 0)]
+)
+def test_an_amount_is_read_as_people_write_it(text: str, micros: int) -> None:
+    assert parsed(text) == micros
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "1e3", "1E3", "1_000", "1,5", "NaN", "inf", "5 0", "0x5", "\u0665", "1.2345678", "-", "9" * 12]
+)
+def test_what_may_be_a_slip_is_no_amount(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^`.*` (is not an amount|is too large|cannot be stored)"):
+        parsed(text)
+
+
+# Limiter by key: how much fits, what leaks out, and a bounded memory.
+def test_a_bucket_holds_a_minute_and_leaks() -> None:
+    clock = FixedClock()
+    buckets = LeakyBuckets(3, monotonic=clock.monotonic)
+    assert [buckets.add("a") for _ in range(5)] == [0, 0, 0, 20, 20]
+    assert buckets.add("b") == 0
+    clock.move(20)
+    assert [buckets.add("a") for _ in range(2)] == [0, 20]
+
+
+def test_what_may_wait_takes_the_room_that_will_be_there() -> None:
+    clock = FixedClock()
+    buckets = LeakyBuckets(2, 1.0, monotonic=clock.monotonic)
+    assert [buckets.add("a", 1.0) for _ in range(6)] == [0, 0, 0.5, 1, 1.5, 1.5]
+    clock.move(1)
+    assert [buckets.add("a", 1.0) for _ in range(3)] == [0.5, 1, 1.5]
+
+
+def test_the_number_of_keys_in_memory_is_bounded() -> None:
+    buckets = LeakyBuckets(1, monotonic=FixedClock().monotonic)
+    buckets.add("first")
+    for number in range(MAX_KEYS):
+        buckets.add(str(number))
+    assert (buckets.add("first"), buckets.add("first") > 0) == (0, True)
+
+
+# What is said of the compiled modules, and what turns them off.
+ROOT = Path(__file__).parents[2]
+
+
+def described(**environment: str) -> str:
+    code = "from gateway.base import compiled; print(compiled.description())"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment, cwd=ROOT
+    )
+    return run.stdout.strip()
+
+
+def test_the_environment_turns_them_off() -> None:
+    assert described(GATEWAY_PURE="1") == "events in pure Python: GATEWAY_PURE is set"
+    assert described(GATEWAY_PURE="0") == described(GATEWAY_PURE="")
+
+
+def test_one_that_is_not_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = "the compiled path was built from another version, install again"
+
+    def load(name: str, source: Path) -> tuple[None, str]:
+        assert source.exists()
+        return None, stale if name == "gateway.chat._plain" else ""
+
+    monkeypatch.setattr(compiled, "load", load)
+    assert compiled.description() == f"events by the compiled path, but without gateway.chat._plain: {stale}"
+
+
+def test_tests_that_run_once_import_nothing_that_is_compiled_for_events() -> None:
+    """`make test` leaves them out where it runs the tests of streams again, in pure Python."""
+    text = (ROOT / "Makefile").read_text()
+    found = re.findall(r"\$\(patsubst %,tests/(\w+)/test_%\.py,([\w ]+)\)", text)
+    modules = [f"tests.{folder}.test_{name}" for folder, names in found for name in names.split()]
+    assert len(modules) > 1
+    code = f"import sys; [__import__(name) for name in {modules}]; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"gateway.chat.sse", "gateway.proxy.event_pass"} & set(run.stdout.split())

@@ -1,15 +1,18 @@
-"""Every wrong setting is an error of one line with file, line, key and remedy; every setting has its documented default."""
+"""Settings: a wrong one is an error of one line with file, line, key and remedy; each has its documented default."""
 
 from __future__ import annotations
 
 import re
 import traceback
+import zoneinfo
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from importlib.metadata import entry_points
 from importlib.resources import files
 from io import StringIO
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -19,11 +22,21 @@ from rich.console import Console
 from gateway.base.errors import Misconfigured
 from gateway.chain import loading
 from gateway.chat.fields import REMEDIES, UNPRICED
-from gateway.config.channel import Channel, Timers
-from gateway.config.decode import Section
-from gateway.config.document import find, shipped
+from gateway.config.channel import (
+    BEARER,
+    MAX_BYTES,
+    Channel,
+    CredentialPlace,
+    Fixed,
+    Timers,
+    auth_of,
+    credential_warnings,
+)
+from gateway.config.decode import Section, convert, describe_type
+from gateway.config.document import Document, find, shipped
 from gateway.config.model import Cost, Model, Serving, Tier
 from gateway.config.schema import (
+    EVERY,
     SECTIONS,
     AdminSso,
     AlertReceiver,
@@ -42,8 +55,11 @@ from gateway.config.schema import (
     UsageSettings,
     host_port,
     load,
+    time_zone,
 )
+from tests.whole.conftest import CHAIN
 
+# Every wrong setting is an error of one line with file, line, key and remedy; every setting has its documented default.
 CHANNEL = "channels: {up: {base_url: 'http://h/v1'}}\n"
 NUMBERED_FROM_0 = "plugins:\n  - use: usage-logger\n  - use: auth\n"
 PRICE = (
@@ -65,7 +81,6 @@ NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
 NO_NETWORK = "must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8"
 EVERY_ADDRESS = "is every address: callers could choose theirs; name the proxies alone"
 TOP = ", ".join(sorted(Config.__struct_fields__))
-
 PROXY = "1: channels.a: proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
 WRONG = {
     "": "1: the file must be a mapping of settings; begin with config/gateway.yaml",
@@ -445,3 +460,526 @@ def test_every_setting_is_read_somewhere() -> None:
     for kind in kinds:
         for name in kind.__struct_fields__:
             assert re.search(rf"\.{name}\b", code), f"{kind.__name__}.{name}"
+
+
+# A setting of the wrong type is an error in plain description.
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    deep: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1
+    way: Literal["in", "out"] = "in"
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    must: int
+    text: str = ""
+    flag: bool = False
+    price: Decimal | None = None
+    items: list[str | Inner] = []
+    inner: Inner | None = None
+    names: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        if self.must == 13:
+            raise ValueError("must is unlucky at `$.text`")
+
+
+DECODE_WRONG: list[tuple[Any, str]] = [
+    ({}, "here: `must` is missing; add it"),
+    ([], "here: must be a mapping, not a list"),
+    ("x", "here: must be a mapping, not text"),
+    (None, "here: must be a mapping, not null; give it one, or remove the key"),
+    ({"must": "1"}, "here.must: must be a whole number, not text; write it plainly, without quotes"),
+    ({"must": 1.5}, "here.must: must be a whole number, not a fraction"),
+    ({"must": True}, "here.must: must be a whole number, not true or false"),
+    ({"must": 13}, "here: must is unlucky at `$.text`"),
+    ({"must": 1, "text": 5}, "here.text: must be text, not a whole number; put it in quotes"),
+    ({"must": 1, "text": 1.5}, "here.text: must be text, not a fraction; put it in quotes"),
+    ({"must": 1, "text": False}, "here.text: must be text, not true or false; put it in quotes"),
+    ({"must": 1, "flag": "true"}, "here.flag: must be true or false, not text; write it plainly, without quotes"),
+    ({"must": 1, "flag": 1}, "here.flag: must be true or false, not a whole number"),
+    ({"must": 1, "price": "cheap"}, "here.price: must be a number, such as 0.15"),
+    ({"must": 1, "price": []}, "here.price: must be a number or null, not a list"),
+    ({"must": 1, "items": "a"}, "here.items: must be a list, not text"),
+    ({"must": 1, "items": ["a", 1]}, "here.items[1]: must be text or a mapping, not a whole number; put it in quotes"),
+    ({"must": 1, "items": [{"deep": 0}]}, "here.items[0].deep: must be a number > 0"),
+    ({"must": 1, "items": [{"deep": 61}]}, "here.items[0].deep: must be a number <= 60"),
+    ({"must": 1, "items": [{"way": "hidden-value"}]}, "here.items[0].way: must be in or out"),
+    ({"must": 1, "items": [{"x": 1}]}, "here.items[0].x: unknown setting; known here: deep, way"),
+    ({"must": 1, "inner": {"way": "up"}}, "here.inner.way: must be in or out"),
+    ({"must": 1, "inner": {"x": 1}}, "here.inner.x: unknown setting; known here: deep, way"),
+    (
+        {"must": 1, "names": {"a": "b"}},
+        "here.names: must be a whole number, not text; write it plainly, without quotes",
+    ),
+    ({"must": 1, "x": 1}, "here.x: unknown setting; known here: flag, inner, items, must, names, price, text"),
+    ({"must": 1, "`x`\n": 1}, "here.`x`\\n: unknown setting; known here: flag, inner, items, must, names, price, text"),
+]
+
+
+@pytest.mark.parametrize(("value", "error"), DECODE_WRONG, ids=[repr(value) for value, _ in DECODE_WRONG])
+def test_a_wrong_value_is_an_error_with_its_place_and_a_remedy(value: object, error: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        convert(Document(Path("f")), ("here",), value, Outer)
+    assert str(refused.value) == f"f:1: {error}"
+    assert refused.value.__cause__ is None, "the error of the library is not shown"
+
+
+def test_a_valid_value_is_converted() -> None:
+    given = {"must": 1, "price": 0.15, "items": ["a", {"deep": 2}], "inner": {"way": "out"}, "names": {"a": 1}}
+    expected = Outer(must=1, price=Decimal("0.15"), items=["a", Inner(deep=2)], inner=Inner(way="out"), names={"a": 1})
+    assert convert(Document(Path("f")), (), given, Outer) == expected
+
+
+@pytest.mark.parametrize(
+    ("type_", "description"),
+    [
+        (int, "a whole number"),
+        (float, "a number"),
+        (bool, "true or false"),
+        (str, "text"),
+        (Decimal | None, "a number or null"),
+        (Annotated[int, msgspec.Meta(ge=1)], "a whole number"),
+        (Literal["refuse", "ignore"], "refuse or ignore"),
+        (list[str], "a list of text"),
+        (tuple[int, ...], "a list of a whole number"),
+        (list, "a list"),
+        (dict[str, Any], "a mapping"),
+        (Inner | None, "a mapping or null"),
+        (Any, "Any"),
+        (PurePath, "PurePath"),
+        (Path, "a path"),
+    ],
+)
+def test_a_type_is_described_in_words(type_: object, description: str) -> None:
+    assert describe_type(type_) == description
+
+
+class Placed(msgspec.Struct):
+    at: Path = Path("default")
+    more: dict[str, Path] = {}
+
+
+def test_a_path_starts_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    document = Document(tmp_path / "gateway.yaml")
+    found = convert(document, (), {"at": "./a/../b", "more": {"x": "/c"}}, Placed)
+    assert (found.at, found.more) == (tmp_path / "b", {"x": Path("/c")})
+    assert convert(document, (), {"at": "~"}, Placed).at == Path.home()
+    for wrong in (7, "", None, ["a"]):
+        with pytest.raises(Misconfigured, match="at: must be a path, as text"):
+            convert(document, (), {"at": wrong}, Placed)
+
+
+# What a channel's settings mean.
+@pytest.mark.parametrize(
+    ("base_url", "name"),
+    [
+        ("https://api.openai.com/v1", "max_completion_tokens"),
+        ("https://API.OpenAI.com:443/v1", "max_completion_tokens"),
+        ("https://eu.api.openai.com/v1", "max_completion_tokens"),
+        ("https://firm.openai.azure.com/openai/v1", "max_completion_tokens"),
+        ("https://openai.azure.com.example/v1", "max_tokens"),
+        ("https://notapi.openai.com/v1", "max_tokens"),
+        ("https://openrouter.ai/api/v1", "max_tokens"),
+        ("http://127.0.0.1:8000/v1", "max_tokens"),
+        ("http://[::1]:8000/v1", "max_tokens"),
+    ],
+)
+def test_the_name_of_the_ceiling_depends_on_the_host_unless_it_is_given(base_url: str, name: str) -> None:
+    assert Channel(base_url).ceiling_name == name
+    assert Channel(base_url, ceiling_field="max_tokens").ceiling_name == "max_tokens"
+    assert Channel(base_url, ceiling_field="max_completion_tokens").ceiling_name == "max_completion_tokens"
+
+
+# The prices of a model and the cost of a channel: what is accepted, and the one line about what is not.
+TIERS = "tiers must be at most 16, each with a larger `above` than the one before"
+NAMED = "service_tiers are named by letters and digits, and `default` and `auto` need no price"
+FACTORS = "service_tiers have factors above 0, 1000 at most, with at most six decimals"
+OWN = "a tier needs a price of its own: `input`, `cached_input`, `cache_write` or `output`"
+
+
+def read(tmp_path: Path, model: str) -> Model:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"channels: {{up: {{base_url: 'http://h/v1'}}}}\nmodels: {{m: {model}}}")
+    return load(file, {}).config.models["m"]
+
+
+def test_every_part_of_a_price_is_read_exactly(tmp_path: Path) -> None:
+    model = read(
+        tmp_path,
+        "{input: 2.50, cached_input: 1.25, cache_write: 3.125, output: 10.00, request: 0.005, "
+        "tiers: [{above: 128000, input: 5.00, output: 15.00}, {above: 256000, cached_input: 0.1}], "
+        "channels: [{use: up, cost: {input: 2.00, cached_input: 1.00, output: 8.00, tiers: [{above: 9, output: 9}]}}]}",
+    )
+    assert model == Model(
+        [Serving("up", cost=Cost(Decimal(2), Decimal(8), Decimal(1), tiers=(Tier(9, output=Decimal(9)),)))],
+        Decimal("2.5"),
+        Decimal(10),
+        cached_input=Decimal("1.25"),
+        cache_write=Decimal("3.125"),
+        request=Decimal("0.005"),
+        tiers=(Tier(128_000, Decimal(5), Decimal(15)), Tier(256_000, cached_input=Decimal("0.1"))),
+    )
+
+
+def test_what_is_not_given_is_unknown_and_not_0(tmp_path: Path) -> None:
+    model = read(tmp_path, "{input: 1, output: 2, channels: [up]}")
+    assert (model.cached_input, model.cache_write, model.request, model.tiers) == (None, None, None, ())
+    assert model.servings == (Serving("up", cost=None),)
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("{cached_input: 1, output: 1, channels: [up]}", f"models.m: {PRICE}"),
+        ("{free: true, cached_input: 0, channels: [up]}", f"models.m: {PRICE}"),
+        ("{free: true, request: 0.1, channels: [up]}", f"models.m: {PRICE}"),
+        ("{free: true, tiers: [{above: 1, input: 1}], channels: [up]}", f"models.m: {PRICE}"),
+        ("{free: true, service_tiers: {flex: 1}, channels: [up]}", f"models.m: {PRICE}"),
+        ("{input: 1, output: 1, service_tiers: {default: 1}, channels: [up]}", f"models.m: {NAMED}"),
+        ("{input: 1, output: 1, service_tiers: {'a b': 1}, channels: [up]}", f"models.m: {NAMED}"),
+        ("{input: 1, output: 1, service_tiers: {flex: 0}, channels: [up]}", f"models.m: {FACTORS}"),
+        ("{input: 1, output: 1, cached_input: -1, channels: [up]}", f"models.m: {RANGE}"),
+        ("{input: 1, output: 1, cache_write: 1000001, channels: [up]}", f"models.m: {RANGE}"),
+        ("{input: 1, output: 1, request: 0.0000001, channels: [up]}", f"models.m: {RANGE}"),
+        ("{input: 1, output: 1, tiers: [{above: 1, input: -1}], channels: [up]}", f"models.m.tiers[0]: {RANGE}"),
+        ("{input: 1, output: 1, tiers: [{above: 1}], channels: [up]}", f"models.m.tiers[0]: {OWN}"),
+        (
+            "{input: 1, output: 1, tiers: [{above: 0, input: 1}], channels: [up]}",
+            "models.m.tiers[0].above: must be a whole number >= 1",
+        ),
+        ("{input: 1, output: 1, tiers: [{input: 1}], channels: [up]}", "models.m.tiers[0]: `above` is missing; add it"),
+        (
+            "{input: 1, output: 1, tiers: [{above: 1, request: 1}], channels: [up]}",
+            "models.m.tiers[0].request: unknown setting; known here: above, cache_write, cached_input, input, output",
+        ),
+        (
+            "{input: 1, output: 1, tiers: [{above: 2, input: 1}, {above: 2, input: 2}], channels: [up]}",
+            f"models.m: {TIERS}",
+        ),
+        (
+            "{input: 1, output: 1, tiers: [{above: 2, input: 1}, {above: 1, input: 2}], channels: [up]}",
+            f"models.m: {TIERS}",
+        ),
+        (
+            "{free: true, channels: [{use: up, cost: {input: 1}}]}",
+            "models.m.channels[0].cost: `output` is missing; add it",
+        ),
+        (
+            "{free: true, channels: [{use: up, cost: {input: 1, output: 1, price: 1}}]}",
+            "models.m.channels[0].cost.price: unknown setting; "
+            "known here: cache_write, cached_input, input, output, request, service_tiers, tiers",
+        ),
+        (
+            "{free: true, channels: [{use: up, cost: {input: 1, output: 'NaN'}}]}",
+            f"models.m.channels[0].cost: {RANGE}",
+        ),
+    ],
+)
+def test_a_wrong_price_is_one_line(tmp_path: Path, model: str, error: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        read(tmp_path, model)
+    assert str(refused.value) == f"{tmp_path}/gateway.yaml:2: {error}"
+
+
+# A time zone is one that the machine has, and UTC needs no files.
+@pytest.fixture
+def no_files() -> Iterator[None]:
+    """A machine without files of time zones."""
+    before = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath(to=())
+    zoneinfo.ZoneInfo.clear_cache()
+    yield
+    zoneinfo.reset_tzpath(to=before)
+
+
+def test_a_time_zone_of_the_machine_has_summer_time() -> None:
+    berlin = time_zone("Europe/Berlin")
+    assert datetime(2026, 1, 1, tzinfo=berlin).utcoffset() == timedelta(hours=1)
+    assert datetime(2026, 7, 1, tzinfo=berlin).utcoffset() == timedelta(hours=2)
+
+
+@pytest.mark.usefixtures("no_files")
+def test_utc_needs_no_files_and_others_say_what_to_install() -> None:
+    assert time_zone("UTC") is UTC
+    with pytest.raises(ValueError, match="install the package tzdata"):
+        time_zone("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "utc ", "Mars/Olympus", "../zoneinfo/UTC", "/etc/passwd", "Europe", "a\0b", "x" * 9999]
+)
+def test_any_other_text_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no such time zone"):
+        time_zone(name)
+
+
+# Origins are written as browsers write them, and each is named.
+def origins_loaded(folder: Path, *origins: str) -> tuple[str, ...]:
+    file = folder / "gateway.yaml"
+    file.write_text(f"port: {{cors_origins: {list(origins)}}}\n")
+    return load(file).config.port.cors_origins
+
+
+def test_none_is_the_default() -> None:
+    from gateway.config.schema import Port
+
+    assert Port().cors_origins == ()
+
+
+def test_origins_are_taken_as_they_are(tmp_path: Path) -> None:
+    origins = ("https://app.example", "http://localhost:5173", "https://[::1]:8443", "https://a-b.c_d.example:444")
+    assert origins_loaded(tmp_path, *origins) == origins
+
+
+@pytest.mark.parametrize(
+    ("origin", "cure"),
+    [
+        ("*", EVERY),
+        ("https://*.example", EVERY),
+        ("https://app.example/", "browsers send `https://app.example`, not `https://app.example/`; write it like this"),
+        ("https://App.example", "browsers send `https://app.example`, not `https://App.example`; write it like this"),
+        ("https://app.example:443", "browsers send `https://app.example`, not"),
+        ("http://app.example:80", "browsers send `http://app.example`, not"),
+        ("https://app.example/page", "is no origin; write scheme and host, as in https://app.example"),
+        ("app.example", "is no origin"),
+        ("null", "is no origin"),
+        ("", "is no origin"),
+        ("https://app.example\r\nx: y", "is no origin"),
+    ],
+)
+def test_what_no_browser_sends_is_refused_with_a_cure(tmp_path: Path, origin: str, cure: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        origins_loaded(tmp_path, "https://good.example", origin)
+    assert str(refused.value).startswith(f"{tmp_path}/gateway.yaml:1: port: cors_origins: ")
+    assert cure in str(refused.value)
+
+
+# The section `alerts`: a wrong address or amount is one clear line, which never repeats the address.
+WEBHOOK = "webhook must be an address such as https://host/path, without a fragment"
+LOW = "low_balance must be above 0 and at most 1000000000, with at most six decimals"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{}", "1: alerts: `webhook` is missing; add it"),
+        ("{webhook: ''}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'ftp://host-canary/path'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https:///path-canary'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://host:0/canary'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://host:99999/canary'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://a..canary/'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://host/canary canary'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://host/#canary'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://[::1/canary'}", f"1: alerts: {WEBHOOK}"),
+        ("{webhook: 'https://h/', low_balance: 0}", f"1: alerts: {LOW}"),
+        ("{webhook: 'https://h/', low_balance: -1}", f"1: alerts: {LOW}"),
+        ("{webhook: 'https://h/', low_balance: 0.0000001}", f"1: alerts: {LOW}"),
+        ("{webhook: 'https://h/', low_balance: much}", "1: alerts.low_balance: must be a number, such as 0.15"),
+        (
+            "{webhook: 'https://h/', events: [budgets]}",
+            "1: alerts.events[0]: must be budget or low_balance or channel or credential or store or account or token",
+        ),
+        (
+            "{webhook: 'https://h/', others: {shop: {webhook: 'ftp://canary/', events: []}}}",
+            f"1: alerts.others: {WEBHOOK}",
+        ),
+        (
+            "{webhook: 'https://h/', others: {Shop: {webhook: 'https://canary/', events: []}}}",
+            "1: alerts: others: the name 'Shop' must be a letter, and up to 31 more of a-z, 0-9 and _",
+        ),
+        (
+            "{webhook: 'https://h/', secret: canary}",
+            "1: alerts.secret: unknown setting; known here: events, groups, low_balance, others, webhook",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_line_without_the_address(tmp_path: Path, text: str, error: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"alerts: {text}\n")
+    with pytest.raises(Misconfigured) as refused:
+        load(file, {})
+    assert str(refused.value) == f"{file}:{error}"
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.example.com/T0/B0",
+        "http://127.0.0.1:8080",
+        "http://[::1]:8080/?key=1",
+        "https://user:password@host/path",
+    ],
+)
+def test_an_address_is_accepted_and_not_shown(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"alerts: {{webhook: '{url}', low_balance: 5.5}}\n")
+    config = load(file, {}).config
+    assert config.alerts is not None
+    assert (config.alerts.webhook, config.alerts.low_balance) == (url, Decimal("5.5"))
+    assert url not in repr(config)
+    assert "password" not in config.alerts.host
+
+
+def test_without_the_section_there_are_no_alerts(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("workers: 1\n")
+    assert load(file, {}).config.alerts is None
+
+
+# What a channel may add to its requests: a mistake is one line with its place, and no secret is shown anywhere.
+URL = "https://h/v1"
+CHANNEL_REQUEST_SECRET = "s3cret/of+the=house"
+HEAD = "channels:\n  a:\n    base_url: https://h/v1\n"
+FRAMING = "it says how the request is framed or to whom it goes, which the gateway writes itself; leave it out"
+CHANNEL_REQUEST_OWN = "the gateway writes it for each request; leave it out"
+WRITES = "`auth` sends the credential in it; give that as `api_key`, or say by `auth:` where else it goes"
+VALUE = "the value of a header is visible ASCII on one line, without spaces around it"
+CEILING = "the gateway sends the limit that a request is priced by; lower `max_output_tokens` of the model instead"
+DIGITS = "in plain digits (at most 15), or in quotes if it is a name"
+IN_PLACE = "upstreams may read it in place of a field by which a request is checked and priced"
+CHANNEL_REQUEST_WRONG = {
+    "    headers:\n      X-A: b\n      Host: other": f"6: channels.a.headers.Host: {FRAMING}",
+    "    headers: {content_length: '3'}": f"4: channels.a.headers.content_length: {FRAMING}",
+    "    headers: {Transfer-Encoding: chunked}": f"4: channels.a.headers.Transfer-Encoding: {FRAMING}",
+    "    headers: {Connection: close}": f"4: channels.a.headers.Connection: {FRAMING}",
+    "    headers: {TE: trailers}": f"4: channels.a.headers.TE: {FRAMING}",
+    "    headers: {accept: text/html}": f"4: channels.a.headers.accept: {CHANNEL_REQUEST_OWN}",
+    "    headers: {traceparent: '00'}": f"4: channels.a.headers.traceparent: {CHANNEL_REQUEST_OWN}",
+    "    headers: {Proxy-Authorization: x}": "4: channels.a.headers.Proxy-Authorization: "
+    "write the user and the password into `proxy`",
+    "    headers: {authorization: x}": f"4: channels.a.headers.authorization: {WRITES}",
+    "    auth: header x-key\n    api_key: k\n    headers: {X_Key: x}": f"6: channels.a.headers.X_Key: {WRITES}",
+    '    headers: {X-A: "a\\r\\nHost: b"}': f"4: channels.a.headers.X-A: {VALUE}",
+    '    headers: {X-A: "a\\nb"}': f"4: channels.a.headers.X-A: {VALUE}",
+    "    headers: {X-A: ' a'}": f"4: channels.a.headers.X-A: {VALUE}",
+    "    headers: {X-A: ''}": f"4: channels.a.headers.X-A: {VALUE}",
+    "    headers: {X-A: \u00e9}": f"4: channels.a.headers.X-A: {VALUE}",
+    "    headers: {'X A': b}": "4: channels.a.headers.X A: the name of a header is of letters, digits and -, without spaces",
+    "    headers: {'X-A: b\\r\\nC': b}": "4: channels.a.headers.X-A: b\\r\\nC: "
+    "the name of a header is of letters, digits and -, without spaces",
+    "    headers: {X-A: b, x_a: c}": "4: channels.a.headers.x_a: upstreams take it for `X-A`, which is given, too; keep one",
+    "    headers: {X-A: 1}": "4: channels.a.headers: must be text, not a whole number; put it in quotes",
+    "    headers: [X-A]": "4: channels.a.headers: must be a mapping, not a list",
+    f"    headers: {{X-A: {'x' * MAX_BYTES}}}": f"4: channels.a.headers: is longer than {MAX_BYTES} bytes",
+    "    auth: basic": "4: channels.a.auth: must be `bearer`, `header NAME` or `query NAME`, as in `auth: header api-key`",
+    "    auth: header": "4: channels.a.auth: must be `bearer`, `header NAME` or `query NAME`, as in `auth: header api-key`",
+    "    auth: header Host": f"4: channels.a.auth: the header Host cannot carry a credential: {FRAMING}",
+    "    auth: query a b": "4: channels.a.auth: must be `bearer`, `header NAME` or `query NAME`, as in `auth: header api-key`",
+    "    query: {'a b': c}": "4: channels.a.query.a b: the name of a parameter is visible ASCII",
+    '    query: {a: "b\\nc"}': "4: channels.a.query.a: the value of a parameter has no control characters",
+    "    auth: query key\n    query: {key: c}": "5: channels.a.query.key: "
+    "`auth: query key` writes it; give the credential as `api_key`",
+    "    set: {model: x}": "4: channels.a.set.model: "
+    "name the upstream's model in the model's `channels`, as in {use: NAME, model: OTHER}",
+    "    set: {Model: x}": "4: channels.a.set.Model: "
+    "name the upstream's model in the model's `channels`, as in {use: NAME, model: OTHER}",
+    "    set: {messages: []}": "4: channels.a.set.messages: it is the caller's; a plugin can change it",
+    "    set: {stream: false}": "4: channels.a.set.stream: the gateway decides it; see `upstream_stream`",
+    "    set: {stream_options: {}}": "4: channels.a.set.stream_options: say `ask_usage: false` if the upstream refuses it",
+    "    set: {n: 3}": "4: channels.a.set.n: it is the caller's, and a request is priced by it",
+    "    set: {max_tokens: 3}": f"4: channels.a.set.max_tokens: {CEILING}",
+    "    set: {maxCompletionTokens: 3}": f"4: channels.a.set.maxCompletionTokens: {CEILING}",
+    "    set: {'max_tokens ': 3}": f"4: channels.a.set.max_tokens : {CEILING}",
+    "    set: {max tokens: 3}": f"4: channels.a.set.max tokens: {CEILING}",
+    "    set: {top_p: .nan}": f"4: channels.a.set.top_p: write `.nan` {DIGITS}",
+    "    set: {a: {b: [-.inf]}}": f"4: channels.a.set.a.b[0]: write `-.inf` {DIGITS}",
+    "    set: {a: !!binary eA==}": "4: tags such as `!!binary` are not allowed; write plain values",
+    "    set: {a: !!set {b}}": "4: tags such as `!!set` are not allowed; write plain values",
+    "    drop: ['max_tokens ']": "4: channels.a.drop[0]: the gateway checks or writes it; leave it out",
+    "    set: {best_of: 3}": f"4: channels.a.set.best_of: {IN_PLACE}",
+    "    set: {extra_body: {n: 3}}": f"4: channels.a.set.extra_body: {IN_PLACE}",
+    "    set: {__proto__: {n: 3}}": "4: channels.a.set.__proto__: it changes other fields in upstreams that run JavaScript",
+    "    set: {temperature: hot}": "4: channels.a.set.temperature: `temperature` must be a number",
+    "    set: {'': 3}": "4: channels.a.set.: a field has a name",
+    "    set: {a: 1, A: 2}": "4: channels.a.set: two of these fields differ only in the case of their letters; keep one",
+    "    drop: [seed, max_tokens]": f"4: channels.a.drop[1]: {CEILING}",
+    "    drop: [N]": "4: channels.a.drop[0]: the gateway checks or writes it; leave it out",
+    "    drop: [user]\n    set: {User: x}": "4: channels.a.drop[0]: `User` is in `set`, too; keep one",
+    "    dialect: klingon": "4: channels.a.dialect: no plugin provides the dialect `klingon`; known: none yet; "
+    "add the plugin that has it to `plugins`, as in `- use: anthropic`",
+}
+
+
+def channel_request_read(folder: Path, text: str, more: str = "") -> Loaded:
+    file = folder / "gateway.yaml"
+    file.write_text(f"{HEAD}{text}\n{CHAIN}{more}")
+    return load(file, {"SECRET": CHANNEL_REQUEST_SECRET, "SHORT": "shorter"})
+
+
+@pytest.mark.parametrize(("text", "error"), CHANNEL_REQUEST_WRONG.items())
+def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        loading.build(channel_request_read(tmp_path, text))
+    assert str(refused.value) == f"{tmp_path}/gateway.yaml:{error}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    headers: {User-Agent: ours/1.0, X-Title: My App (beta), cf-aig-authorization: Bearer x}",
+        "    auth: header Authorization\n    headers: {Authorization: Basic dXNlcjpwYXNz}",
+        "    query: {api-version: '2024-10-21', \u0024filter: \u00e4 b}",
+        "    set: {temperature: 0.5, provider: {sort: price, only: [a]}, user: null, a_name_longer_than_any_other: true}",
+        "    drop: [temperature, seed, store]",
+    ],
+)
+def test_what_is_sensible_is_accepted(tmp_path: Path, text: str) -> None:
+    loading.build(channel_request_read(tmp_path, text))
+
+
+def test_a_header_of_the_credential_of_a_dialect_is_refused(tmp_path: Path) -> None:
+    text = "    dialect: anthropic\n    api_key: k\n    headers: {X-Api-Key: other}"
+    with pytest.raises(Misconfigured, match=f"gateway.yaml:6: channels.a.headers.X-Api-Key: {WRITES}"):
+        loading.build(channel_request_read(tmp_path, text, "  - use: anthropic\n"))
+    loading.build(channel_request_read(tmp_path, f"    auth: bearer\n{text}", "  - use: anthropic\n"))
+    twice = "  - use: anthropic\n  - {use: anthropic, name: again}\n"
+    with pytest.raises(
+        Misconfigured, match="'again' provides the dialect `anthropic`, as a plugin above does: keep one"
+    ):
+        loading.build(channel_request_read(tmp_path, text.replace("X-Api-Key", "X-Other"), twice))
+
+
+def test_channels_with_other_values_are_not_equal() -> None:
+    one = Channel(URL, set_={"a": True}, headers={"X-A": "b"})
+    assert one == Channel(URL, set_={"a": True}, headers={"X-A": "b"})
+    assert hash(one) == hash(Channel(URL, set_={"a": True}, headers={"X-A": "b"}))
+    assert one != Channel(URL, set_={"a": 1}, headers={"X-A": "b"})
+    assert one != Channel(URL, set_={"a": True}, headers={"X-A": "c"})
+    assert Channel(URL, headers={}) == Channel(URL)
+    with pytest.raises(ValueError, match="a value is not JSON: TypeError"):
+        Fixed({"a": object()})
+
+
+def test_where_a_credential_goes() -> None:
+    assert Channel(URL).auth_way() is BEARER
+    assert Channel(URL, auth="query key").auth_way() == CredentialPlace("query", "key")
+    assert Channel(URL).auth_way(auth_of("header x-api-key")) == CredentialPlace("header", "x-api-key")
+
+
+def test_what_comes_from_a_variable_and_what_is_called_a_secret_is_removed_from_answers(tmp_path: Path) -> None:
+    text = """    api_key: the-key-of-the-channel
+    headers: {X-Route: "Bearer ${SECRET}", X-Title: A title of some length, X-Auth-Token: written-in-the-file}
+    query: {api-version: 2024-12-01-preview, sig: "${SHORT}", signature: signature+of=it}
+    set: {project: {key: "${SECRET}-of-the-body"}}"""
+    loaded = channel_request_read(tmp_path, text)
+    channel = loaded.config.channels["a"]
+    assert set(channel.secrets) == {
+        *("the-key-of-the-channel", CHANNEL_REQUEST_SECRET, "shorter", "written-in-the-file", "signature+of=it"),
+    }
+    assert {
+        CHANNEL_REQUEST_SECRET,
+        "s3cret%2Fof%2Bthe%3Dhouse",
+        "s3cret/of%2Bthe%3Dhouse",
+        "s3cret%2fof%2bthe%3dhouse",
+    } <= set(channel.scrubbed)
+    assert r"s3cret\/of+the=house" in channel.scrubbed, "as some encoders write a slash in JSON"
+    assert not {"A title of some length", "2024-12-01-preview", "shorter"}.intersection(channel.scrubbed)
+    assert list(channel.scrubbed) == sorted(channel.scrubbed, key=len, reverse=True)
+    assert len(credential_warnings(loaded.config.channels)) == 1
+    for shown in (repr(channel), repr(loaded.config), channel.request_in_words, repr(channel.__rich_repr__())):
+        assert not [secret for secret in channel.secrets if secret in shown]
+    assert channel.request_in_words == (
+        "headers X-Route, X-Title, X-Auth-Token; query api-version, sig, signature; set project"
+    )

@@ -8,7 +8,7 @@ from gateway.store.accounts import AccountError, Accounts
 from gateway.store.client.client import Client
 from gateway.store.external_ids import ExternalIds
 from tests.store.cluster import client, masters
-from tests.store.test_external_ids import give
+from tests.store.test_accounts import give
 
 __all__ = ["client", "masters"]
 

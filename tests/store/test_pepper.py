@@ -1,21 +1,36 @@
-"""The pepper is generated once, readable by its owner alone, and never short."""
+"""Peppers: generated once, readable by their owner alone, and rotated without a restart."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gateway.base.errors import Misconfigured, StoreAway
+from gateway.base.errors import GatewayError, Misconfigured, StoreAway
+from gateway.store import pepper
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.pepper import FINGERPRINT, PepperSource, make_pepper, pepper_of
-from gateway.store.tokens import Tokens
+from gateway.store.pepper import (
+    FINGERPRINT,
+    PepperSource,
+    changing,
+    is_pending,
+    make_pepper,
+    pepper_of,
+    record_next,
+    record_of,
+    replace,
+    write_next,
+)
+from gateway.store.tokens import Created, TokenRefused, Tokens, made_before
 
 
+# The pepper is generated once, readable by its owner alone, and never short.
 @pytest.fixture(autouse=True)
 def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GATEWAY_PEPPER", raising=False)
@@ -103,3 +118,176 @@ async def test_without_a_pepper_a_token_is_a_503_and_other_calls_work(client: Cl
     assert [each.id for each in await without.all_of("acme")] == [token.id]
     with pytest.raises(StoreAway, match="pepper is missing"):
         await without.authenticate(token.token)
+
+
+# Tokens of the pepper before are accepted until the time that the store says, by processes that never restart.
+@pytest.fixture(autouse=True)
+def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GATEWAY_PEPPER", "GATEWAY_PEPPER_OLD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def data(client: Client, tmp_path: Path) -> Path:
+    await Accounts(client).create("acme")
+    make_pepper(tmp_path)
+    return tmp_path
+
+
+async def accepted(tokens: Tokens, created: Created) -> bool:
+    try:
+        return (await tokens.authenticate(created.token)).token.id == created.id
+    except TokenRefused:
+        return False
+
+
+async def test_a_running_gateway_takes_both_and_then_the_next_one_alone(client: Client, data: Path) -> None:
+    running = Tokens(client, PepperSource.of(data))
+    old = await running.create("acme")
+    assert running.known(old.token) is None and await accepted(running, old)
+    write_next(data)
+    assert await record_next(client, data, int(time.time()) + 60)
+    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    assert await accepted(running, new), "the file is looked at when a token cannot be read"
+    await running.refresh_pepper()
+    assert await accepted(running, old) and await accepted(running, new)
+    assert running.known(old.token) is not None
+    record = await record_of(client)
+    assert record is not None and record.accepts_old()
+    await client.call("HSET", "gw:pepper", "until", int(time.time()))
+    await running.refresh_pepper()
+    assert running.known(old.token) is None, "what was remembered of it is forgotten"
+    assert not await accepted(running, old)
+    assert await accepted(running, new)
+    assert await made_before(Accounts(client), running, int(time.time())) == 2
+
+
+async def test_a_gateway_elsewhere_is_prepared_first_and_refuses_nothing(
+    client: Client, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.copy(data / "pepper", elsewhere)
+    here, there = Tokens(client, PepperSource.of(data)), Tokens(client, PepperSource.of(elsewhere))
+    old = await there.create("acme")
+    write_next(data)
+    record = await record_of(client)
+    assert record is not None and is_pending(record, PepperSource.of(data))
+    between = await Tokens(client, PepperSource.of(data)).create("acme")  # still of the pepper that the store has
+    assert await accepted(there, between)
+    for name in ("pepper", "pepper.old"):
+        shutil.copy(data / name, elsewhere)
+    assert await record_next(client, data, int(time.time()) + 60)
+    assert not await record_next(client, data, int(time.time()) + 60), "it is recorded already"
+    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    for tokens in (here, there):
+        assert [await accepted(tokens, each) for each in (old, between, new)] == [True] * 3
+
+
+async def test_a_gateway_that_was_left_behind_says_so_and_its_tokens_end(
+    client: Client, data: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    behind = tmp_path_factory.mktemp("behind")
+    shutil.copy(data / "pepper", behind)
+    tokens = Tokens(client, PepperSource.of(behind))
+    old = await tokens.create("acme")
+    write_next(data)
+    await record_next(client, data, int(time.time()) + 60)
+    with pytest.raises(
+        Misconfigured, match=r"the pepper was changed: .*behind.*/pepper is the one before, the gateway on"
+    ):
+        await tokens.create("acme")
+    await tokens.refresh_pepper()
+    assert "pepper_is_another" in capsys.readouterr().out
+    assert await accepted(tokens, old)
+    await client.call("HSET", "gw:pepper", "until", 1)
+    await tokens.refresh_pepper()
+    assert not await accepted(tokens, old)
+
+
+async def test_a_wrong_file_changes_nothing_in_a_running_gateway(client: Client, data: Path) -> None:
+    tokens = Tokens(client, PepperSource.of(data))
+    token = await tokens.create("acme")
+    (data / "pepper").write_text("another pepper of some length")
+    await tokens.refresh_pepper()
+    assert await accepted(tokens, token)
+    (data / "pepper").unlink()
+    await tokens.refresh_pepper()
+    assert await accepted(tokens, token)
+
+
+async def test_the_file_is_looked_at_once_a_second_at_most(
+    client: Client, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    source = PepperSource(lambda: b"x" * 32, version=lambda: looks.append(1))
+    tokens = Tokens(client, source)
+    monkeypatch.setattr(pepper, "LOOK_INTERVAL_S", 3600)
+    for _ in range(50):
+        with pytest.raises(TokenRefused):
+            await tokens.authenticate("sk-acme-12345678-" + "x" * 28)
+    assert len(looks) == 2, "when it was read, and for the first of these"
+
+
+async def test_variables_take_the_place_of_both_files(
+    client: Client, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_PEPPER", "the pepper before, of some length")
+    old = await Tokens(client, PepperSource.of(data)).create("acme")
+    monkeypatch.setenv("GATEWAY_PEPPER_OLD", "the pepper before, of some length")
+    monkeypatch.setenv("GATEWAY_PEPPER", "the next pepper, of some length")
+    gateway = Tokens(client, PepperSource.of(data))
+    await gateway.check_pepper()
+    assert await accepted(gateway, old)
+    assert await record_next(client, data, int(time.time()) + 60)
+    new = await gateway.create("acme")
+    assert await accepted(gateway, new)
+    monkeypatch.delenv("GATEWAY_PEPPER_OLD")
+    assert not await accepted(Tokens(client, PepperSource.of(data)), old)
+
+
+async def test_a_lost_pepper_is_replaced_and_its_tokens_are_void(client: Client, data: Path) -> None:
+    old = await Tokens(client, PepperSource.of(data)).create("acme")
+    (data / "pepper").unlink()
+    await replace(client, data)
+    tokens = Tokens(client, PepperSource.of(data))
+    assert not await accepted(tokens, old)
+    assert await accepted(tokens, await tokens.create("acme"))
+
+
+async def test_two_changes_before_a_gateway_looks_again_are_both_taken_up(client: Client, data: Path) -> None:
+    running = Tokens(client, PepperSource.of(data))
+    first = await running.create("acme")
+    for _ in range(2):
+        write_next(data)
+        assert await record_next(client, data, int(time.time()) + 60)
+        last = await Tokens(client, PepperSource.of(data)).create("acme")
+        running._codec._look_at = 0.0
+        await accepted(
+            running, last
+        )  # an unknown token lets the gateway look at the files, which the store is ahead of
+    await running.refresh_pepper()
+    assert await accepted(running, last)
+    assert not await accepted(running, first)
+
+
+async def test_a_running_gateway_takes_up_what_replaces_a_lost_pepper(client: Client, data: Path) -> None:
+    running = Tokens(client, PepperSource.of(data))
+    old = await running.create("acme")
+    (data / "pepper").unlink()
+    await replace(client, data)
+    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    await accepted(running, new)
+    await running.refresh_pepper()
+    assert await accepted(running, new)
+    assert not await accepted(running, old)
+
+
+def test_one_command_at_a_time_changes_the_pepper_of_a_folder(tmp_path: Path) -> None:
+    with (
+        changing(tmp_path),
+        pytest.raises(GatewayError, match="another `gateway pepper rotate` runs"),
+        changing(tmp_path),
+    ):
+        pass
+    with changing(tmp_path):
+        pass

@@ -1,23 +1,44 @@
-"""A token's text is returned once, only its digest is stored, and it is refused once disabled, expired or deleted."""
+"""Tokens and peppers: a text is returned once, only its digest is stored, and a revoked token is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from string import ascii_letters, digits
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.domain.facts import NO_BUDGETS, AccountLimits, Budgets
+from gateway.base.errors import StoreAway
+from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.store import tokens as token_rotation
 from gateway.store.accounts import Accounts, AccountStatus, Profile
 from gateway.store.client.client import Client
 from gateway.store.client.steps import STOPPED, run_steps
 from gateway.store.money.wallet import Wallet
+from gateway.store.revocations import DELETED, DISABLED, EXPIRED, INACTIVE, Revocations
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import HOUR_S, Authenticated, TokenError, TokenRefused, Tokens, TokenStatus
+from gateway.store.tokens import (
+    HOUR_S,
+    Authenticated,
+    Token,
+    TokenError,
+    TokenRecord,
+    TokenRefused,
+    Tokens,
+    TokenStatus,
+    decode,
+    encode,
+    token_of,
+)
 from tests.patience import wait_until
 
+# A token's text is returned once, only its digest is stored, and it is refused once disabled, expired or deleted.
 PEPPER = b"a pepper of some length"
 
 
@@ -282,3 +303,283 @@ async def test_a_cancelled_call_leaves_no_reply_to_the_next(tokens: Tokens) -> N
     await asyncio.gather(*(left(alice.token, steps) for steps in range(20)))
     known = await asyncio.gather(*(tokens.authenticate(each.token) for each in (alice, bob) * 20))
     assert [each.account.id for each in known] == ["alice", "bob"] * 20
+
+
+# A token is replaced by one script: both change or neither, and what they may spend is one budget.
+DAY_S = 86_400
+
+
+@pytest.fixture
+async def token_changes_tokens(client: Client) -> Tokens:
+    await Accounts(client).create("alice")
+    return Tokens(client, lambda: PEPPER)
+
+
+async def test_the_new_token_has_the_settings_of_the_old_one_which_ends_with_the_overlap(
+    token_changes_tokens: Tokens,
+) -> None:
+    later = int(time.time()) + 30 * DAY_S
+    old = await token_changes_tokens.create(
+        "alice",
+        name="laptop",
+        expires_at=later,
+        models=["a"],
+        addresses=["10.0.0.0/8"],
+        budgets=Budgets(day=5),
+        limits=AccountLimits(concurrent=2),
+    )
+    before = int(time.time())
+    new = await token_changes_tokens.rotate(old.id, DAY_S)
+    assert (new.name, new.expires_at, new.models, new.addresses) == ("laptop", later, ("a",), ("10.0.0.0/8",))
+    assert (new.budgets, new.limits, new.last_used) == (old.budgets, old.limits, None)
+    assert (new.replaces, new.counts_as, new.replaced_by) == (old.id, old.id, "")
+    kept = await token_changes_tokens.get(old.id)
+    assert kept.replaced_by == new.id
+    assert before + DAY_S <= (kept.expires_at or 0) <= int(time.time()) + DAY_S
+    assert (await token_changes_tokens.authenticate(old.token)).token.id == old.id
+    assert (await token_changes_tokens.authenticate(new.token)).token.id == new.id
+    third = await token_changes_tokens.rotate(new.id, 0, before + 60)
+    assert (third.replaces, third.counts_as, third.expires_at) == (new.id, old.id, before + 60)
+    with pytest.raises(TokenRefused, match="It was replaced: use the new one") as refused:
+        await token_changes_tokens.authenticate(new.token)
+    assert refused.value.code == "token_expired"
+
+
+async def test_an_overlap_does_not_prolong_a_token(token_changes_tokens: Tokens) -> None:
+    soon = int(time.time()) + 60
+    old = await token_changes_tokens.create("alice", expires_at=soon)
+    new = await token_changes_tokens.rotate(old.id, DAY_S, soon + DAY_S)
+    assert ((await token_changes_tokens.get(old.id)).expires_at, new.expires_at) == (soon, soon + DAY_S)
+
+
+async def test_what_cannot_be_replaced_says_what_to_do(client: Client, token_changes_tokens: Tokens) -> None:
+    old, disabled, expired, closed = [await token_changes_tokens.create("alice") for _ in range(2)] + [
+        await token_changes_tokens.create("alice", expires_at=1),
+        await token_changes_tokens.create("alice"),
+    ]
+    new = await token_changes_tokens.rotate(old.id, 60)
+    await token_changes_tokens.set_status(disabled.id, TokenStatus.DISABLED)
+    refusals = [
+        (old.id, f"was replaced by `{new.id}` already: rotate that one"),
+        (disabled.id, f"`{disabled.id}` is disabled: enable it first"),
+        (expired.id, "`--expires 30d`"),
+        ("alice-00000000", "there is no token `alice-00000000`"),
+        (old.token, "a token's id is like ACCOUNT-1a2b3c4d"),
+    ]
+    before = await token_changes_tokens.all_of("alice")
+    for token_id, message in refusals:
+        with pytest.raises(TokenError, match=message.replace("(", r"\\(")):
+            await token_changes_tokens.rotate(token_id, 60)
+    assert await token_changes_tokens.all_of("alice") == before
+    assert (await token_changes_tokens.rotate(expired.id, 60, int(time.time()) + 60)).replaces == expired.id
+    await Accounts(client).set_status("alice", AccountStatus.CLOSED)
+    with pytest.raises(TokenError, match="there is no open account"):
+        await token_changes_tokens.rotate(closed.id, 60)
+
+
+async def test_of_rotations_at_once_one_succeeds(token_changes_tokens: Tokens) -> None:
+    old = await token_changes_tokens.create("alice")
+    results = await asyncio.gather(*(token_changes_tokens.rotate(old.id, 60) for _ in range(8)), return_exceptions=True)
+    (made,) = [result for result in results if not isinstance(result, BaseException)]
+    assert all("already: rotate that one" in str(result) for result in results if isinstance(result, TokenError))
+    assert {token.id for token in await token_changes_tokens.all_of("alice")} == {old.id, made.id}
+
+
+@pytest.mark.parametrize("lost", ["the reply", "the call"])
+async def test_a_rotation_is_made_once_where_a_reply_or_a_call_is_lost(
+    client: Client, token_changes_tokens: Tokens, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    old = await token_changes_tokens.create("alice")
+    run, calls = client.run, 0
+
+    async def losing(script: Any, keys: Any, arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and lost == "the call":
+            raise StoreAway("lost")
+        result = await run(script, keys, arguments)
+        if calls == 1:
+            raise StoreAway("lost")
+        return result
+
+    monkeypatch.setattr(client, "run", losing)
+    new = await token_changes_tokens.rotate(old.id, 60)
+    assert (await token_changes_tokens.authenticate(new.token)).token.id == new.id
+    assert {token.id for token in await token_changes_tokens.all_of("alice")} == {old.id, new.id}
+    assert calls == (1 if lost == "the reply" else 2)
+
+
+async def test_a_store_that_stays_away_leaves_the_token_as_it_was(
+    client: Client, token_changes_tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = await token_changes_tokens.create("alice")
+
+    async def away(*_: Any) -> Any:
+        raise StoreAway("away")
+
+    monkeypatch.setattr(client, "run", away)
+    with pytest.raises(StoreAway):
+        await token_changes_tokens.rotate(old.id, 60)
+    (kept,) = await token_changes_tokens.all_of("alice")
+    assert (kept.replaced_by, kept.expires_at) == ("", None)
+    assert token_rotation._TRIES == 3
+
+
+async def test_the_sums_of_budgets_go_with_the_last_token_that_counts_in_them(
+    client: Client, token_changes_tokens: Tokens
+) -> None:
+    old = await token_changes_tokens.create("alice")
+    other = await token_changes_tokens.create("alice")
+    field = f"D{old.id.rpartition('-')[2]}"
+    await client.call("HSET", "gw:{alice}:wallet", field, "9999999999999 7")
+    new = await token_changes_tokens.rotate(old.id, 60)
+    third = await token_changes_tokens.rotate(new.id, 60)
+    for gone, left in ((old, True), (new, True), (other, True), (third, False)):
+        await token_changes_tokens.delete(gone.id)
+        assert bool(await client.call("HEXISTS", "gw:{alice}:wallet", field)) is left
+
+
+# The text of a token contains its ids, and only the pepper's owner can create one.
+CODEC = TokenCodec(b"a pepper of some length")
+ALPHABET = digits + ascii_letters + "-"
+
+
+def test_a_created_text_is_read() -> None:
+    short_id, text = CODEC.make("alice")
+    assert re.fullmatch(r"sk-alice-[a-z0-9]{8}-[A-Za-z0-9]{28}", text)
+    assert CODEC.read(text) == ("alice", short_id)
+
+
+def test_no_two_texts_are_equal() -> None:
+    texts = [CODEC.make("alice")[1] for _ in range(1000)]
+    assert len(set(texts)) == len({text[:-28] for text in texts}) == len({text[-28:] for text in texts}) == 1000
+
+
+def test_one_wrong_character_anywhere_is_detected() -> None:
+    _, text = CODEC.make("alice")
+    for place in range(len(text)):
+        for character in ALPHABET:
+            if character != text[place]:
+                assert CODEC.read(text[:place] + character + text[place + 1 :]) is None
+
+
+def test_a_shorter_or_longer_text_is_detected() -> None:
+    _, text = CODEC.make("alice")
+    assert all(CODEC.read(text[:length]) is None for length in range(len(text)))
+    assert all(CODEC.read(grown) is None for grown in (text + "a", " " + text, text + "\n", text * 2))
+
+
+@given(st.text())
+def test_any_other_text_is_none(text: str) -> None:
+    assert CODEC.read(text) is None
+    assert CODEC.read(f"sk-alice-{text}") is None
+
+
+def test_another_pepper_reads_nothing_and_digests_otherwise() -> None:
+    other = TokenCodec(b"another pepper of some length")
+    _, text = CODEC.make("alice")
+    assert other.read(text) is None
+    assert other.digest(text) != CODEC.digest(text)
+    assert CODEC.digest(text) == TokenCodec(b"a pepper of some length").digest(text)
+
+
+# Records of tokens are read as they were written, and those of tokens without budgets and limits are as short as ever.
+BEFORE = (
+    b'{"digest":"AAEC","token":{"id":"alice-1a2b3c4d","name":"laptop","status":"active","created_at":5,"expires_at":null,'
+    b'"last_used":null,"models":["a"],"addresses":[]}}'
+)
+"""A record without the fields `budgets` and `limits`."""
+
+
+def test_a_token_that_was_replaced_or_replaces_one_has_its_links() -> None:
+    links = {"replaces": "alice-00000001", "replaced_by": "alice-00000002", "counts_as": "alice-00000003"}
+    record = decode(BEFORE).replaced(**links)
+    assert decode(encode(record)) == record
+    assert all(f'"{name}":"{value}"'.encode() in encode(record) for name, value in links.items())
+
+
+@pytest.mark.parametrize("budgets", [NO_BUDGETS, Budgets(day=1), Budgets(1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("limits", [NO_LIMITS, AccountLimits(concurrent=1), AccountLimits(1, 2, 3)])
+def test_what_was_written_is_read(budgets: Budgets, limits: AccountLimits) -> None:
+    token = Token(id="alice-1a2b3c4d", created_at=1, budgets=budgets, limits=limits, addresses=("10.0.0.0/8",))
+    record = TokenRecord(b"\x00\xff", token)
+    assert decode(encode(record)) == record
+    assert token_of(encode(record)) == token
+    changed = record.replaced(status=TokenStatus.DISABLED).token
+    assert (changed.status, changed.budgets, changed.limits) == (TokenStatus.DISABLED, budgets, limits)
+
+
+# A revoked token is announced by what revokes it, and is found by reading; what only touches it announces nothing.
+@pytest.fixture
+async def revocations_accounts(client: Client) -> Accounts:
+    revocations_accounts = Accounts(client)
+    for name in ("alice", "bob"):
+        await revocations_accounts.create(name)
+    return revocations_accounts
+
+
+@pytest.fixture
+def revocations_tokens(client: Client, revocations_accounts: Accounts) -> Tokens:
+    return Tokens(client, lambda: PEPPER)
+
+
+async def test_what_revokes_a_token_is_announced(
+    client: Client, revocations_accounts: Accounts, revocations_tokens: Tokens
+) -> None:
+    revocations = Revocations(client)
+    seen, _ = await revocations.announced("")
+
+    async def announced() -> list[str]:
+        nonlocal seen
+        seen, found = await revocations.announced(seen)
+        return found
+
+    token = await revocations_tokens.create("alice")
+    touch = revocations_tokens.touch_step(await revocations_tokens.authenticate(token.token))
+    assert touch is not None
+    await run_steps(client, [touch])
+    assert (await revocations_tokens.get(token.id)).last_used is not None
+    await revocations_accounts.change("alice", group="trial", limits=AccountLimits(concurrent=3))
+    assert await announced() == []
+    await revocations_tokens.set_status(token.id, TokenStatus.DISABLED)
+    assert await announced() == ["alice"]
+    await revocations_tokens.set_status(token.id, TokenStatus.ACTIVE)
+    assert await announced() == []
+    await revocations_tokens.rotate(token.id, 0)
+    assert await announced() == ["alice"]
+    await revocations_tokens.delete(token.id)
+    assert await announced() == ["alice"]
+    await revocations_accounts.set_status("bob", AccountStatus.SUSPENDED)
+    await revocations_accounts.set_status("alice", AccountStatus.CLOSED)
+    assert await announced() == ["bob", "alice"]
+    await revocations_accounts.set_status("bob", AccountStatus.ACTIVE)
+    assert await announced() == []
+    assert await revocations.announced("") == (seen, [])
+
+
+async def test_revoked_tokens_are_found(
+    client: Client, revocations_accounts: Accounts, revocations_tokens: Tokens
+) -> None:
+    await revocations_accounts.create("carol")
+    good, deleted, disabled = [await revocations_tokens.create("alice") for _ in range(3)]
+    expired = await revocations_tokens.create("alice", expires_at=int(time.time()))
+    later = await revocations_tokens.create("bob", expires_at=int(time.time()) + 1000)
+    inactive = [await revocations_tokens.create("carol") for _ in range(2)]
+    await revocations_tokens.delete(deleted.id)
+    await revocations_tokens.set_status(disabled.id, TokenStatus.DISABLED)
+    await revocations_accounts.set_status("carol", AccountStatus.SUSPENDED)
+    asked = {
+        "alice": {good.id, deleted.id, disabled.id, expired.id},
+        "bob": {later.id},
+        "carol": {token.id for token in inactive},
+    }
+    revocations = Revocations(client)
+    found = {deleted.id: DELETED, disabled.id: DISABLED, expired.id: EXPIRED}
+    assert await revocations.find(asked) == found | {token.id: INACTIVE for token in inactive}
+    assert await revocations.find({}) == {}
+
+
+async def test_a_store_that_has_lost_its_data_revokes_nothing(client: Client, revocations_tokens: Tokens) -> None:
+    token = await revocations_tokens.create("alice")
+    await client.call("FLUSHALL")
+    assert await Revocations(client).find({"alice": {token.id}}) == {}

@@ -1,28 +1,38 @@
-"""Doctor names each fault that a caller can meet, from outside, against a gateway that has it."""
+"""Doctor names each fault that a caller can meet, with its own verdict."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import trustme
 
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http.app import Admin, Callers
 from gateway.admin.http.port import serving
+from gateway.base.errors import Misconfigured
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.exporter import Exporter
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.client import Client as StoreClient
 from gateway.testing import Running, running
+from gateway.testing import configuration as doctor_network_configuration
 from gateway.tools.channel_test import Diagnosis
-from gateway.tools.doctor.doctor import diagnose
+from gateway.tools.doctor import doctor, network
+from gateway.tools.doctor.doctor import diagnose, parsed
 from tests.tools.doctor.way import PAGE, Proxy, Says
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.scripted import HEAD, Scripted
 
 
+# Doctor names each fault that a caller can meet, from outside, against a gateway that has it.
 @pytest.fixture
 async def upstream() -> AsyncIterator[FakeUpstream]:
     async with FakeUpstream(pace_s=0.005, key="channel-credential-4711") as fake:
@@ -251,3 +261,209 @@ async def test_an_answer_that_the_upstream_sends_at_once_is_not_called_buffered(
     ):
         result = await diagnoses(gateway.base_url, await gateway.token())
     assert (result[-1].verdict, "as the upstream sent it" in result[-1].text) == ("well", True)
+
+
+# Base addresses that are wrong before anything is sent, and what to write instead.
+WRONG = {
+    "": ("address_invalid", ""),
+    "localhost": ("address_invalid", "http://localhost"),
+    "api.example.com/v1": ("address_invalid", "https://api.example.com/v1"),
+    "localhost:8080/v1": ("address_invalid", "http://localhost:8080/v1"),
+    "http:/host/v1": ("address_invalid", ": http://host/v1"),
+    "https:host/v1": ("address_invalid", ": https://host/v1"),
+    "https:///v1": ("address_invalid", ""),
+    "ftp://host/v1": ("address_invalid", ""),
+    "wss://host/v1": ("address_invalid", ""),
+    "https://host:99999/v1": ("address_invalid", "from 1 to 65535"),
+    "https://host:http/v1": ("address_invalid", ""),
+    "https://host:0/v1": ("address_invalid", ""),
+    "https://[::1/v1": ("address_invalid", ""),
+    "https://a..b/v1": ("address_invalid", ""),
+    f"https://{'a' * 64}.example/v1": ("address_invalid", ""),
+    "https://xn--/v1": ("address_invalid", ""),
+    "https://h\u200b/v1": ("address_invalid", ""),
+    "https://ho st/v1": ("address_invalid", ""),
+    "https://user:pass-word@host/v1": ("address_has_more", "https://host/v1"),
+    "https://user:pass-word@ho st:x/v1": ("address_invalid", ""),
+    "https://host/v1?key=1": ("address_has_more", "https://host/v1"),
+    "https://host/v1#top": ("address_has_more", "https://host/v1"),
+    "https://host/v1/v1": ("address_has_more", "https://host/v1"),
+    "https://host/ai/v1/v1/": ("address_has_more", "https://host/ai/v1"),
+    "https://host/v1/chat/completions": ("address_has_more", "https://host/v1"),
+    "https://host/ai/v1/chat/completions/": ("address_has_more", "https://host/ai/v1"),
+    "https://host/v1/models": ("address_has_more", "https://host/v1"),
+    "https://host/v1/responses": ("address_has_more", "https://host/v1"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_address(text: str) -> None:
+    _, diagnosis = parsed(text)
+    code, remedy = WRONG[text]
+    assert (diagnosis.subject, diagnosis.verdict, diagnosis.code) == ("address", "ill", code)
+    assert remedy in diagnosis.remedy
+    assert diagnosis.remedy
+    assert "pass-word" not in str(diagnosis)
+    assert str(diagnosis).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:8080/v1",
+        "https://host/ai/v1",
+        " https://host/v1/\n",
+        "HTTPS://[::1]:8443/v1",
+        "https://b\u00fccher.example/v1",
+    ],
+)
+def test_a_right_address(text: str) -> None:
+    url, diagnosis = parsed(text)
+    assert diagnosis.verdict == "well"
+    assert str(url / "models").endswith("/v1/models")
+
+
+@pytest.mark.parametrize("text", ["https://host", "https://host/", "https://host/ai", "https://host/V1"])
+def test_an_address_that_is_right_only_behind_a_proxy_that_adds_v1(text: str) -> None:
+    _, diagnosis = parsed(text)
+    assert (diagnosis.verdict, diagnosis.code) == ("note", "address_without_v1")
+
+
+# Why nothing answers: each way in which a name, a port or TLS can be wrong has its own verdict.
+AUTHORITY = trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("authority") / "ca.pem"
+    AUTHORITY.cert_pem.write_to_path(file)
+    return file
+
+
+async def last(base_url: str, ca: Path | None = None) -> Diagnosis:
+    found = [diagnosis async for diagnosis in diagnose(base_url, "", "words", ca=ca)]
+    assert [diagnosis.verdict for diagnosis in found[:-1]].count("ill") == 0
+    assert str(found).isprintable()
+    return found[-1]
+
+
+@asynccontextmanager
+async def listening(
+    answer: Callable[[asyncio.StreamWriter], object], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Listen, call `answer` with each connection once it has sent something, and close it. Yield the port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read(1)
+            answer(writer)
+            await writer.drain()
+        except (ConnectionError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def certified(*names: str, days: int = 0, authority: trustme.CA = AUTHORITY) -> ssl.SSLContext:
+    """Return what serves with a certificate for these names; `days` ago it expired."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    until = datetime.now(UTC) - timedelta(days=days) if days else None
+    authority.issue_cert(*names, not_after=until).configure_cert(context)
+    return context
+
+
+async def test_names_and_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await last("https://no-such-host.invalid/v1")).code == "name_unknown"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    refused = await last(f"http://127.0.0.1:{port}/v1")
+    assert (refused.code, f"127.0.0.1:{port} cannot be reached" in refused.text) == ("unreachable", True)
+    assert "Nothing reached the gateway" in refused.remedy
+    async with listening(lambda writer: None) as port:
+        assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
+        assert (await last(f"https://127.0.0.1:{port}/v1")).code in ("unreachable", "tls_failed")
+    async with listening(lambda writer: writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
+        assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
+        assert (await last(f"https://127.0.0.1:{port}/v1")).code == "tls_failed"
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+    async with listening(lambda writer: writer.write(head)) as port:
+        assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
+
+
+async def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ANSWER_S", 0.3)
+    monkeypatch.setattr(network, "PROBE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert (await last(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")).code == "no_answer"
+    monkeypatch.setattr(doctor, "CONNECT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        waiting = [socket.socket() for _ in range(8)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        found = await last(f"http://127.0.0.1:{full.getsockname()[1]}/v1")
+        for each in waiting:
+            each.close()
+    assert found.code == "connect_timeout"
+
+
+async def test_certificates(ca: Path) -> None:
+    html = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"
+    for names, days, trusted, code in (
+        (["127.0.0.1"], 0, ca, "other_service"),
+        (["127.0.0.1"], 0, None, "certificate_untrusted"),
+        (["gateway.example.com"], 0, ca, "certificate_of_another_name"),
+        (["127.0.0.1"], 2, ca, "certificate_expired"),
+    ):
+        async with listening(lambda writer: writer.write(html), certified(*names, days=days)) as port:
+            found = await last(f"https://127.0.0.1:{port}/v1", trusted)
+        assert (found.verdict, found.code) == ("ill", code)
+        assert ("--ca FILE" in found.remedy) == (code == "certificate_untrusted")
+    other = certified("127.0.0.1", authority=trustme.CA())
+    async with listening(lambda writer: writer.write(html), other) as port:
+        assert (await last(f"https://127.0.0.1:{port}/v1", ca)).code == "certificate_untrusted"
+
+
+async def test_http_to_a_port_with_tls_and_the_reverse(store_url: str, client: Client, tmp_path: Path) -> None:
+    tls = certified("127.0.0.1")
+    async with listening(lambda writer: None, tls) as port:
+        found = await last(f"http://127.0.0.1:{port}/v1")
+        assert (found.code, f"https://127.0.0.1:{port}/v1" in found.remedy) == ("needs_https", True)
+    async with running(doctor_network_configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
+        found = await last(gateway.base_url.replace("http", "https"))
+        assert (found.code, gateway.base_url in found.remedy) == ("needs_http", True)
+    async with running(doctor_network_configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
+        bound = socket.create_server(("127.0.0.1", 0))
+        gateway.gateway._listener.stop()  # type: ignore[union-attr]
+        await gateway.gateway.listen(bound, tls)
+        assert (await last(f"http://127.0.0.1:{bound.getsockname()[1]}/v1")).code == "needs_https"
+
+
+async def test_a_version_of_tls_that_is_not_spoken() -> None:
+    alert = bytes([0x15, 3, 1, 0, 2, 2, 70])  # fatal: protocol_version
+    async with listening(lambda writer: writer.write(alert)) as port:
+        found = await last(f"https://127.0.0.1:{port}/v1")
+    assert (found.code, "ALERT_PROTOCOL_VERSION" in found.text) == ("tls_failed", True)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [b"HTTP/1.1 407 Who are you\r\n\r\n", b"HTTP/1.1 403 No\r\n\r\n"],
+)
+async def test_a_proxy_of_the_environment_that_refuses(status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with listening(lambda writer: writer.write(status)) as port:
+        monkeypatch.setenv("https_proxy", f"http://user:pass-word@127.0.0.1:{port}")
+        found = await last("https://gateway.example.com/v1")
+    assert (found.subject, found.code) == ("proxy", "proxy_of_environment")
+    assert "pass-word" not in str(found)
+
+
+def test_a_file_without_authorities(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("no certificate")
+    for name, why in (("missing.pem", "No such file or directory"), ("empty.pem", "it has no certificate in PEM")):
+        with pytest.raises(Misconfigured, match=f"^--ca .*{name}: {why}; give the certificates"):
+            network.trust_of(tmp_path / name)

@@ -1,14 +1,21 @@
-"""Bills are read as programs write them, and each mistake is one clear line."""
+"""Bills and the calls of the usage log: read as they are written, and joined by every id."""
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.base.errors import Misconfigured
 from gateway.tools.reconcile.bill import BillLine, Columns, amount, read
+from gateway.tools.reconcile.join import Call, Join, Sum, logged
+from gateway.usage.database import UnusableFile, path_of
+from gateway.usage.record import AttemptRecord, Record
+from tests.records import arrival, end, id_at, usage_database
 
+# Bills are read as programs write them, and each mistake is one clear line.
 COLUMNS = Columns("id", "cost", "day", "model")
 BILL = "id,cost,day,model\na,0.5,2026-11-21,m\nb,0.25,2026-11-22,m\n"
 HOW = ": a point separates decimals, and nothing thousands; leave out the currency"
@@ -176,3 +183,165 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(Misconfigured, match="name a readable CSV file"):
             list(read(path, COLUMNS))
+
+
+# Lines of a bill and calls of the usage log are joined by every id that an upstream gives.
+DAY = "2026-11-20"
+EXACT = {"differs": 0, "only_in_bill": 0, "only_in_log": 0, "billed_twice": 0}
+
+
+def line(id: str, cost: int, number: int = 2, day: str = DAY, model: str = "m") -> BillLine:  # noqa: A002
+    return BillLine(number, id, cost, day, model)
+
+
+def call(*names: str, cost: int | None = 10, day: str = DAY, channel: str = "openai", request: str = "r") -> Call:
+    return Call(request, day, "m", channel, names, cost)
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    with Join(lambda billed, expected: abs(billed - expected) > 2) as made:
+        yield made
+
+
+def joined(
+    join: Join, lines: list[BillLine], calls: list[Call], *channels: str, first: str = "", last: str = ""
+) -> dict[str, int]:
+    """Join both sides and return how many were found of each kind."""
+    join.add_lines(lines)
+    join.add_calls(calls)
+    join.join(first, last, channels)
+    return {kind: join.total(kind)[0] for kind in EXACT}
+
+
+def test_a_line_is_found_by_either_id(join: Join) -> None:
+    found = joined(join, [line("req-1", 10), line("cmpl-2", 10)], [call("req-1", "cmpl-1"), call("req-2", "cmpl-2")])
+    assert found == EXACT
+    assert (join.count("matched"), join.count("agree")) == (2, 2)
+
+
+def test_both_ids_of_a_call_on_the_bill_are_one_amount(join: Join) -> None:
+    assert joined(join, [line("req", 4), line("cmpl", 6)], [call("req", "cmpl")])["differs"] == 0
+
+
+def test_the_channels_and_the_days_may_be_given(join: Join) -> None:
+    calls = [call("b", channel="azure"), call("c", channel="azure", day="2026-11-19"), call("d")]
+    given = joined(join, [line("a", 10)], calls, "azure", first="2026-11-19", last="2026-11-20")
+    assert given == EXACT | {"only_in_bill": 1, "only_in_log": 2}
+
+
+def test_a_bill_without_days_is_of_the_days_of_its_calls(join: Join) -> None:
+    calls = [call("a"), call("b", day="2026-11-22"), call("c", day="2026-11-21"), call("d", day="2026-11-23")]
+    join.add_lines([line("a", 10, day=""), line("b", 10, day="")])
+    join.add_calls(calls)
+    assert join.join("", "", ()) == (DAY, "2026-11-22", ["openai"])
+    assert [side.id for side in join.found("only_in_log")] == ["c"]
+
+
+def test_an_id_of_several_calls_joins_nothing(join: Join) -> None:
+    found = joined(join, [line("echo", 10), line("cmpl-2", 10)], [call("echo", "cmpl-1"), call("echo", "cmpl-2")])
+    assert found == EXACT | {"only_in_bill": 1, "only_in_log": 1}
+    assert join.count("shared") == 1
+
+
+def test_the_sums_of_each_day_and_model(join: Join) -> None:
+    lines = [line("a", 10), line("b", 20), line("b", 5), line("x", 7, model="other"), line("", 3, day="", model="")]
+    calls = [call("a"), call("b", day="2026-11-21"), call("c", cost=None), call("d", cost=4)]
+    joined(join, lines, calls)
+    assert list(join.sums()) == [
+        Sum("", "", 1, 0, 0, 3, 0),
+        Sum(DAY, "m", 1, 3, 1, 10, 14),
+        Sum(DAY, "other", 1, 0, 0, 7, 0),
+        Sum("2026-11-21", "m", 2, 1, 0, 25, 10),
+    ]
+
+
+def test_the_largest_differences_come_first(join: Join) -> None:
+    joined(join, [line("a", 20), line("b", 90), line("c", 50)], [call("a"), call("b"), call("c")])
+    assert [side.id for side in join.found("differs")] == ["b", "c", "a"]
+
+
+def test_the_temporary_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Join(lambda billed, expected: billed != expected) as join:
+        join.add_lines([line("a", 1)])
+        assert list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+# The calls of upstreams are read from the files.
+NOV_20 = 1_795_132_800_000
+"""2026-11-20 00:00 UTC."""
+DAY_MS = 86_400_000
+
+
+def served(at_ms: int, *attempts: AttemptRecord, **changes: object) -> Record:
+    return end(arrival(id_at(at_ms)), attempts=list(attempts), **changes)
+
+
+def calls(folder: Path, since_ms: int | None = None, until_ms: int | None = None) -> list[Call]:
+    unusable: list[UnusableFile] = []
+    found = list(logged(folder, since_ms=since_ms, until_ms=until_ms, unusable=unusable))
+    assert unusable == []
+    return found
+
+
+def test_each_attempt_is_a_call_with_its_names_and_its_cost(tmp_path: Path) -> None:
+    record = served(
+        NOV_20,
+        AttemptRecord("a", 500, "upstream_error", 0, "req-1"),
+        AttemptRecord("b", 200, "", 7, "req-2", "cmpl-2"),
+        upstream_request_id="req-2",
+    )
+    usage_database(tmp_path).write([record])
+    assert calls(tmp_path) == [
+        Call(record.id, "2026-11-20", "gpt-4o-mini", "a", ("req-1",), 0),
+        Call(record.id, "2026-11-20", "gpt-4o-mini", "b", ("req-2", "cmpl-2"), 7000),
+    ]
+
+
+def test_an_id_that_is_both_is_one_name(tmp_path: Path) -> None:
+    usage_database(tmp_path).write([served(NOV_20, AttemptRecord("a", 200, "", 1, "same", "same"))])
+    assert calls(tmp_path)[0].names == ("same",)
+
+
+def test_where_no_cost_is_known_the_one_that_the_upstream_stated_counts(tmp_path: Path) -> None:
+    tried, last = AttemptRecord("a", 502, "x", None, "req-1"), AttemptRecord("b", 200, "", None, "req-2")
+    usage_database(tmp_path).write([served(NOV_20, tried, last, upstream_cost_micros=9)])
+    assert [call.cost for call in calls(tmp_path)] == [None, 9000]
+
+
+def test_only_requests_that_ended_and_called_an_upstream_count(tmp_path: Path) -> None:
+    opened = arrival(id_at(NOV_20))
+    usage_database(tmp_path).write([opened, served(NOV_20 + 1)])
+    assert calls(tmp_path) == []
+
+
+def test_only_requests_of_the_period_are_read(tmp_path: Path) -> None:
+    attempt = AttemptRecord("a", 200)
+    records = [served(NOV_20 + day * DAY_MS, attempt) for day in (-25, 0, 1, 2, 30)]
+    usage_database(tmp_path).write(records)
+    found = calls(tmp_path, NOV_20, NOV_20 + 2 * DAY_MS)
+    assert [call.request for call in found] == [records[1].id, records[2].id]
+    assert len(calls(tmp_path)) == 5
+
+
+def test_the_last_attempt_without_an_id_has_that_of_the_record(tmp_path: Path) -> None:
+    record = served(NOV_20, AttemptRecord("a", 500), AttemptRecord("b", 200), upstream_request_id="req-2")
+    usage_database(tmp_path).write([record])
+    with sqlite3.connect(path_of(tmp_path, "2026-11")) as file:
+        plain = '[{"channel":"a","status":500,"error":"x"},{"channel":"b","status":200,"error":""}]'
+        file.execute("UPDATE requests SET attempts = ?", (plain,))
+    file.close()
+    assert [(call.names, call.cost) for call in calls(tmp_path)] == [((), None), (("req-2",), None)]
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    attempt = AttemptRecord("a", 200)
+    database = usage_database(tmp_path)
+    database.write([served(NOV_20, attempt), served(NOV_20 - 25 * DAY_MS, attempt)])
+    database.close()
+    path_of(tmp_path, "2026-10").write_bytes(b"no database" * 1000)
+    unusable: list[UnusableFile] = []
+    assert len(list(logged(tmp_path, since_ms=None, until_ms=None, unusable=unusable))) == 1
+    assert "usage-2026-10.sqlite" in str(unusable[0])
