@@ -123,11 +123,11 @@ class Alerts:
             if down and status.condition is not Condition.DISABLED and self._first(key, "down"):
                 self._add(key, EventClaim(key, event.channel_down(name), event.LASTING_WINDOW_MS))
 
-    def credential_refused(self, channel: str, index: int, of: int, spent: bool = False) -> None:
-        """Note that an upstream refused a credential: the one with this index, of so many. `spent`: it rests until it is tried."""
-        key = f"credential:{channel}:{index}"
+    def credential_refused(self, channel: str, number: int, of: int, spent: bool = False) -> None:
+        """Note that an upstream refused a credential: the one with this number, of so many. `spent`: it rests until it is tried."""
+        key = f"credential:{channel}:{number}"
         if "credential" in self._kinds and self._first(key, "spent" if spent else "refused"):
-            made = event.credential_refused(channel, index, of, spent)
+            made = event.credential_refused(channel, number, of, spent)
             key = f"{key}:spent" if spent else key
             self._add(key, EventClaim(key, made, event.CREDENTIAL_WINDOW_MS))
 

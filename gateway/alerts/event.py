@@ -132,12 +132,12 @@ def channel_up(channel: str) -> Event:
     return event("channel.up", f"channel {channel} works again", channel=channel)
 
 
-def credential_refused(channel: str, index: int, of: int, spent: bool = False) -> Event:
-    """Return the event for a credential that an upstream refused: its index in the list, counted from 0. `spent`: it rests."""
-    text = f"the upstream of channel {channel} refuses credential {index} (counted from 0) of {of}"
+def credential_refused(channel: str, number: int, of: int, spent: bool = False) -> Event:
+    """Return the event for a credential that an upstream refused: its number in the list, counted from 1. `spent`: it rests."""
+    text = f"the upstream of channel {channel} refuses credential {number} of {of}"
     if spent:
-        text += f": nothing is left to spend. It rests until `gateway channels credential {channel} {index} try`"
-    return event("credential.refused", text, channel=channel, index=index, of=of, spent=spent)
+        text += f": nothing is left to spend. It rests until `gateway channels credential {channel} {number} try`"
+    return event("credential.refused", text, channel=channel, number=number, of=of, spent=spent)
 
 
 def store_away(gateway: str) -> Event:

@@ -36,7 +36,7 @@ def show(
     Without a subcommand, each channel is printed with its condition, its calls of the last minutes (how many, the share that
     succeeded, how many the upstream limited by 429, within which time 95 % of the answers began), calls in flight and last error.
     Below them is what the file adds to its requests or leaves out, without values, and each credential that is set aside, by its
-    index in `api_keys`, counted from 0.
+    number in `api_keys`, counted from 1.
 
     Example: `gateway channels --json | jq 'select(.condition != "healthy")'`
     """
@@ -106,7 +106,7 @@ class SwitchWord(StrEnum):
 async def credential(
     at: At,
     name: NameArgument,
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=0, help="Its index in `api_keys`, counted from 0.")],
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Its number in `api_keys`, counted from 1.")],
     switch: Annotated[
         SwitchWord, typer.Argument(metavar="on|off|try", help="try: use one that was refused again now.")
     ],
@@ -116,7 +116,7 @@ async def credential(
     One that is switched off is not used until it is switched on; a channel whose credentials are all off gets no requests. One
     that is tried and refused again is set aside again.
 
-    Example: `gateway channels credential openai 1 off`
+    Example: `gateway channels credential openai 2 off`
     """
 
     await at.do("channels.credential", name, str(number), state=switch.value)
@@ -131,7 +131,7 @@ def _aside(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
     for each in shown.credentials:
         if each.state is not CredentialState.IN_USE:
             until = each.until or ("it is tried" if each.state is CredentialState.SPENT else "it is switched on")
-            yield shown.channel, f"{each.index} ({each.fingerprint})", each.state, each.since, until, each.reason
+            yield shown.channel, f"{each.number} ({each.fingerprint})", each.state, each.since, until, each.reason
 
 
 def _disabled(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
@@ -170,7 +170,7 @@ async def test(
     model: Annotated[
         str | None, typer.Option(help="A model of the configuration. Default: the first that this channel serves.")
     ] = None,
-    credential: Annotated[int, typer.Option(min=0, help="The index in `api_keys`, counted from 0.")] = 0,
+    credential: Annotated[int, typer.Option(min=1, help="The number in `api_keys`, counted from 1.")] = 1,
 ) -> None:
     """Send one small request to a channel's upstream and say how it answers. The upstream may bill it; no account is charged.
 

@@ -12,7 +12,7 @@ is set aside for the account that met it, by this worker. It is set aside for al
 - after a 401, the next credential is accepted for the same request, or another 401 comes before a call with it has succeeded;
 - after a 402 or 403, a second account meets one before a call with that credential has succeeded.
 
-No credential is ever logged: log lines have its index in the list, counted from 0.
+No credential is ever logged: log lines have its number in the list, counted from 1.
 """
 
 from __future__ import annotations
@@ -331,8 +331,8 @@ class Credentials:
         index = self._all.index(credential)
         self._in_doubt.pop(index, None)
         self._aside_until[index].clear()  # it is for all now, and ends for all
-        log.error("credential_refused", channel=channel, index=index, of=len(self._all), reason=why, spent=spent)
-        self._states.on_refused(channel, index, len(self._all), spent)
+        log.error("credential_refused", channel=channel, number=index + 1, of=len(self._all), reason=why, spent=spent)
+        self._states.on_refused(channel, index + 1, len(self._all), spent)
         self._states.refused(channel, self._fingerprints[index], why, spent=spent)
 
     def _doubt(self, credential: str, channel: str, account: str, failed: UpstreamFailure) -> bool:
@@ -345,9 +345,14 @@ class Credentials:
             return False
         self._in_doubt[index] = frozenset((account,))
         if failed.credential_refused or failed.spent:
-            self._states.on_refused(channel, index, len(self._all), False)
+            self._states.on_refused(channel, index + 1, len(self._all), False)
         log.warning(
-            "credential_in_doubt", channel=channel, index=index, of=len(self._all), account=account, reason=failed.why
+            "credential_in_doubt",
+            channel=channel,
+            number=index + 1,
+            of=len(self._all),
+            account=account,
+            reason=failed.why,
         )
         aside = self._aside_until[index]
         aside.pop(account, None)

@@ -79,9 +79,9 @@ async def _ending_revoked(gateway: Gateway, store: Store) -> AsyncIterator[None]
         yield
 
 
-def _credential_refused(metrics: Metrics, alerts: Alerts, channel: str, index: int, of: int, spent: bool) -> None:
+def _credential_refused(metrics: Metrics, alerts: Alerts, channel: str, number: int, of: int, spent: bool) -> None:
     metrics.channels.credential_refused(channel)
-    alerts.credential_refused(channel, index, of, spent)
+    alerts.credential_refused(channel, number, of, spent)
 
 
 def _status_known(metrics: Metrics, alerts: Alerts, statuses: Mapping[str, ChannelStatus]) -> None:

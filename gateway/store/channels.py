@@ -512,7 +512,7 @@ class CredentialStates:
         self.aside: dict[str, dict[str, float]] = {}
         """By channel, the fingerprints of credentials that are set aside, and until when by `time.monotonic`."""
         self._reports: dict[str, dict[str, str]] = {}
-        self.on_refused: OnRefused = lambda channel, index, of, spent: None
+        self.on_refused: OnRefused = lambda channel, number, of, spent: None
         """Called for each credential that an upstream refuses."""
 
     def until(self, channel: str, fingerprint: str) -> float:

@@ -198,7 +198,7 @@ async def test_a_credential_is_named_by_its_index_once_an_hour(client: Client) -
         alerts.credential_refused("a", 1, 3)
         alerts.credential_refused("a", 2, 3)
     await written(alerts)
-    assert [event["data"]["index"] for event in await sent(client)] == [1, 2]
+    assert [event["data"]["number"] for event in await sent(client)] == [1, 2]
 
 
 async def test_only_the_chosen_kinds_are_noted(client: Client) -> None:

@@ -108,7 +108,7 @@ async def test_a_receiver_that_is_down_gets_all_when_it_is_up(client: Client) ->
             await asyncio.sleep(0.5)
             await receiver.start()
             await empty(client)
-    assert sorted(received.event["data"]["index"] for received in receiver.got) == list(range(20))
+    assert sorted(received.event["data"]["number"] for received in receiver.got) == list(range(20))
 
 
 async def test_a_receiver_that_never_answers_has_few_requests_and_loses_none(client: Client) -> None:
@@ -120,7 +120,7 @@ async def test_a_receiver_that_never_answers_has_few_requests_and_loses_none(cli
             assert receiver.most_at_once <= module.AT_ONCE
             receiver.answers = [OK]
             await empty(client)
-        accepted = {received.event["data"]["index"] for received in receiver.got}
+        accepted = {received.event["data"]["number"] for received in receiver.got}
     assert accepted == set(range(30))
 
 
@@ -142,7 +142,7 @@ async def test_two_gateways_on_one_store_deliver_each_event_once(client: Client,
             await asyncio.gather(Outbox(client).claim(credential(number)), Outbox(second).claim(credential(number)))
         await empty(client)
     await second.close()
-    assert Counter(received.event["data"]["index"] for received in receiver.got) == Counter(range(200))
+    assert Counter(received.event["data"]["number"] for received in receiver.got) == Counter(range(200))
 
 
 async def test_when_one_gateway_stops_the_other_goes_on_at_once(client: Client) -> None:

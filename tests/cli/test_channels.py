@@ -130,11 +130,11 @@ def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: st
     refuse(store_url, "canary-4712")
     line = run().stdout.splitlines()[-1].split()
     fingerprint = f"({as_json()[0]['credentials'][1]['fingerprint']})"
-    assert (line[:4], line[-1]) == (["one", "1", fingerprint, "refused"], "402")
+    assert (line[:4], line[-1]) == (["one", "2", fingerprint, "refused"], "402")
     assert line[4] < line[5]
     assert states() == [("in use", ""), ("refused", "402")]
     two = as_json()[0]["credentials"]
-    assert [each["index"] for each in two] == [0, 1]
+    assert [each["number"] for each in two] == [1, 2]
     assert len({each["fingerprint"] for each in two}) == 2
     assert two[0]["since"] is two[0]["until"] is None
 
@@ -142,30 +142,30 @@ def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: st
 def test_a_spent_credential_is_set_aside_until_it_is_tried(store_url: str) -> None:
     refuse(store_url, "canary-4711", spent=True)
     assert run().stdout.splitlines()[-1].split("  ")[-2:] == ["it is tried", "402"]
-    run("credential", "one", "0", "try")
+    run("credential", "one", "1", "try")
     assert states() == [("in use", ""), ("in use", "")]
 
 
 def test_a_credential_is_tried_switched_off_and_on_by_number(store_url: str) -> None:
     refuse(store_url, "canary-4711")
-    assert "credential 0 of one may be used again" in run("credential", "one", "0", "try").stdout
+    assert "credential 1 of one may be used again" in run("credential", "one", "1", "try").stdout
     assert states() == [("in use", ""), ("in use", "")]
     refuse(store_url, "canary-4711")
-    assert "credential 0 of one is switched off" in run("credential", "one", "0", "off").stdout
+    assert "credential 1 of one is switched off" in run("credential", "one", "1", "off").stdout
     assert states()[0] == ("off", "")
     assert run().stdout.splitlines()[-1].endswith("it is switched on")
-    result = CliRunner().invoke(app, ["channels", "credential", "one", "0", "try"])
-    assert (result.exit_code, "gateway channels credential one 0 on" in result.output) == (1, True)
-    run("credential", "one", "0", "on")
+    result = CliRunner().invoke(app, ["channels", "credential", "one", "1", "try"])
+    assert (result.exit_code, "gateway channels credential one 1 on" in result.output) == (1, True)
+    run("credential", "one", "1", "on")
     assert states() == [("in use", ""), ("in use", "")]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (("one", "2", "off"), "one has 2 credentials, counted from 0", 1),
-        (("two", "0", "off"), "two has no credentials", 1),
-        (("three", "0", "off"), "there is no channel three; the configuration has: one, two", 3),
+        (("one", "3", "off"), "one has 2 credentials, counted from 1", 1),
+        (("two", "1", "off"), "two has no credentials", 1),
+        (("three", "1", "off"), "there is no channel three; the configuration has: one, two", 3),
     ],
 )
 def test_a_credential_that_is_not_in_the_file_is_refused(arguments: tuple[str, ...], message: str, code: int) -> None:

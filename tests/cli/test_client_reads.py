@@ -88,13 +88,13 @@ channels disable three
 channels enable one
 channels credential one 1 off
 channels credential one 1 try
-channels credential one 2 on
-channels credential two 0 on
+channels credential one 3 on
+channels credential two 1 on
 channels --json
 channels credential one 1 on
 channels test one
-channels test one --json --credential 1
-channels test one --credential 2
+channels test one --json --credential 2
+channels test one --credential 3
 channels test one --model none
 channels test two
 channels test three

@@ -62,16 +62,18 @@ def test_the_only_credential_is_never_suspended() -> None:
     assert credentials.next("openai") == "a"
 
 
-def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_shows_the_number_of_a_refused_credential_and_never_its_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     noted: list[tuple[str, int, int, bool]] = []
     states = CredentialStates()
     states.on_refused = lambda *refused: noted.append(refused)
     credentials = Credentials(["canary-0", "canary-1"], states)
     credentials.refused("canary-1", "openai", "401")
-    assert noted == [("openai", 1, 2, False)]
+    assert noted == [("openai", 2, 2, False)]
     printed = "".join(capsys.readouterr())
     assert "credential_refused" in printed
-    assert "index=1" in printed
+    assert "number=2" in printed
     assert "openai" in printed
     assert "canary" not in printed
 

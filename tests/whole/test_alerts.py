@@ -192,9 +192,9 @@ async def test_a_refused_credential_is_sent_with_its_index(store_url: str, clien
         await wait_until(lambda: bool(receiver.got))
     (got,) = receiver.got
     assert got.event["type"] == "credential.refused"
-    assert {name: got.event["data"][name] for name in ("channel", "index", "of")} == {
+    assert {name: got.event["data"][name] for name in ("channel", "number", "of")} == {
         "channel": "c0",
-        "index": 0,
+        "number": 1,
         "of": 2,
     }
     assert b"canary" not in got.body

@@ -32,12 +32,12 @@ COMMAND: Final = "command of "
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """A credential by its index in `api_keys`, counted from 0; never its text. `fingerprint`: a short hash, to tell keys apart.
+    """A credential by its number in `api_keys`, counted from 1; never its text. `fingerprint`: a short hash, to tell keys apart.
 
     One that is set aside has since when, until when (null: until it is switched on), and why.
     """
 
-    index: int
+    number: int
     state: CredentialState
     since: str | None
     until: str | None
@@ -83,10 +83,10 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChannelTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is tried: a model of the configuration, by default the first that the channel serves, and a credential by its index."""
+    """What is tried: a model of the configuration, by default the first that the channel serves, and a credential by its number."""
 
     model: str | None = None
-    credential: Annotated[int, msgspec.Meta(ge=0)] = 0
+    credential: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class ChannelTestResult(msgspec.Struct, frozen=True):
@@ -130,15 +130,15 @@ async def enable(client: LocalClient, name: str) -> ChannelNow:
 async def credential(client: LocalClient, name: str, number: str, body: Switch) -> ChannelNow:
     """Switch a credential off or on for all gateways, or let one that the upstream refused be tried again now."""
     credentials = known(client.config, name).credentials
-    if not (number.isascii() and number.isdigit()) or int(number[:6]) >= len(credentials):
-        has = f"has {counted(len(credentials), 'credential')}, counted from 0" if credentials else "has no credentials"
+    if not (number.isascii() and number.isdigit()) or not 1 <= int(number[:6]) <= len(credentials):
+        has = f"has {counted(len(credentials), 'credential')}, counted from 1" if credentials else "has no credentials"
         raise GatewayError(f"{name} {has}")
     (before,) = await _now(client, [name])
-    index = int(number)
+    index = int(number) - 1
     client.change.before = before.credentials[index]
     if body.state == "try" and before.credentials[index].state is CredentialState.OFF:
         raise GatewayError(
-            f"credential {index} of {name} is switched off: gateway channels credential {name} {index} on"
+            f"credential {number} of {name} is switched off: gateway channels credential {name} {number} on"
         )
     await client.store.channels.switch_credential(name, credentials[index], body.state)
     (after,) = await _now(client, [name])
@@ -155,15 +155,15 @@ async def test(client: LocalClient, name: str, body: ChannelTest) -> ChannelTest
     from gateway.tools import channel_test  # it imports aiohttp's client, which takes a fifth of a second
 
     channel = known(client.config, name)
-    if body.credential >= max(1, len(channel.credentials)):
-        raise GatewayError(f"{name} has {counted(len(channel.credentials), 'credential')}, counted from 0")
+    if body.credential > max(1, len(channel.credentials)):
+        raise GatewayError(f"{name} has {counted(len(channel.credentials), 'credential')}, counted from 1")
     model = _model_there(client.config, name, body.model)
     dialect = None
     if channel.dialect is not None:
         from gateway.chain import loading
 
         dialect = (await asyncio.to_thread(loading.build, client.loaded)).dialects[channel.dialect]
-    own = (*channel.credentials, "")[body.credential]
+    own = (*channel.credentials, "")[body.credential - 1]
     verdict = await channel_test.try_channel(channel_test.ChannelCall(channel, model, own, dialect))
     return ChannelTestResult(name, model, verdict.good, verdict.status, verdict.took_ms, verdict.text)
 
@@ -183,7 +183,7 @@ async def _now(client: LocalClient, names: Sequence[str]) -> list[ChannelNow]:
 
 def _described(client: LocalClient, snapshot: ChannelSnapshot, channel: Channel) -> ChannelNow:
     statuses = client.store.channels.credentials_of(snapshot, channel.credentials)
-    credentials = [_numbered(index, *each) for index, each in enumerate(statuses)]
+    credentials = [_numbered(number, *each) for number, each in enumerate(statuses, 1)]
     used = any(each.state is CredentialState.IN_USE for each in credentials)
     if credentials and not used and snapshot.condition is not Condition.DISABLED:
         snapshot = msgspec.structs.replace(snapshot, condition=Condition.NO_CREDENTIAL)
@@ -192,9 +192,9 @@ def _described(client: LocalClient, snapshot: ChannelSnapshot, channel: Channel)
     return ChannelNow(**fields | added)
 
 
-def _numbered(index: int, fingerprint: str, status: CredentialStatus) -> Credential:
+def _numbered(number: int, fingerprint: str, status: CredentialStatus) -> Credential:
     since, until = _second(status.since_ms), _second(status.until_ms)
-    return Credential(index, status.state, since, until, status.reason, fingerprint)
+    return Credential(number, status.state, since, until, status.reason, fingerprint)
 
 
 def _second(ms: int | None) -> str | None:

@@ -23,7 +23,7 @@ IN_PATH: Final[Mapping[str, str]] = {
     "token": "The token's id, as in alice-1a2b3c4d, or of a management token; not the token itself.",
     "id": "The request's id: what its caller got as `x-request-id`.",
     "name": "The channel's name in the configuration.",
-    "number": "The credential's index in `api_keys`, from 0.",
+    "number": "The credential's number in `api_keys`, counted from 1.",
 }
 ERRORS: Final[Mapping[int, str]] = {
     400: "Something in it is wrong; `param` names the parameter or the field.",

@@ -33,13 +33,13 @@ async def test_a_channel_whose_name_needs_quoting_is_switched(house: House) -> N
 
 async def test_credentials_are_switched_by_number(house: House) -> None:
     browser = await house.browser()
-    assert (await browser.post("/channels/up/credentials/1", state="off"))[0] == 303
+    assert (await browser.post("/channels/up/credentials/2", state="off"))[0] == 303
     states = [str(each.state) for each in (await channels.read(house.local_client(), "up")).credentials]
     assert states == ["in use", "off"]
     _, text = await browser.get("/channels")
     assert "Switch on" in text
-    assert (await browser.post("/channels/up/credentials/1", state="on"))[0] == 303
-    for number, state in (("7", "off"), ("x", "off"), ("1", "gone")):
+    assert (await browser.post("/channels/up/credentials/2", state="on"))[0] == 303
+    for number, state in (("0", "off"), ("3", "off"), ("x", "off"), ("1", "gone")):
         assert (await browser.post(f"/channels/up/credentials/{number}", state=state))[0] == 400
 
 
