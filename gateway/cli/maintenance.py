@@ -141,14 +141,16 @@ gateways = typer.Typer(
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List the gateways of the store: when each was last heard of, and what it has not written to the log yet.
 
-    `files`: files of records in its spool, from a time when the store was away.
+    `differs`: the settings that it serves otherwise than this gateway, such as `models`. `files`: files of records in its spool,
+    from a time when the store was away.
 
     Example: `gateway gateways list`
     """
     found, own = run_with_store(config, _gateways)
-    columns = ("name", "host", "last heard of", "state", "files")
-    rows, empty = [_fields(each, own) for each in found], "No gateway of the store has run yet."
-    print_lines(rows, columns, _cells, as_json, optional=("files",), empty=empty)
+    columns = ("name", "host", "last heard of", "state", "differs", "files")
+    here = next((each for each in found if each.installation == own), None)
+    rows, empty = [_fields(each, here, own) for each in found], "No gateway of the store has run yet."
+    print_lines(rows, columns, _cells, as_json, optional=("files", "differs"), empty=empty)
 
 
 @gateways.command("forget")
@@ -200,19 +202,21 @@ def _state(gateway: KnownGateway, own: str) -> str:
     return f"{state}, this one" if gateway.installation == own else state
 
 
-def _fields(gateway: KnownGateway, own: str) -> dict[str, object]:
+def _fields(gateway: KnownGateway, here: KnownGateway | None, own: str) -> dict[str, object]:
     return {
         "name": short(gateway.installation),
         "installation": gateway.installation,
         "host": gateway.about.host,
         "heard_at": gateway.heard,
         "state": _state(gateway, own),
+        "differs": gateway.differs(here),
         "files": gateway.about.files,
     }
 
 
 def _cells(values: dict[str, Any]) -> list[object]:
-    return [values[name] for name in ("name", "host", "heard_at", "state", "files")]
+    shown = values | {"differs": ", ".join(values["differs"]) or "-"}
+    return [shown[name] for name in ("name", "host", "heard_at", "state", "differs", "files")]
 
 
 pepper = typer.Typer(

@@ -1,22 +1,25 @@
-"""The configuration for commands that call no upstream: they need none of the channels' credentials in their environment."""
+"""The configuration without the credentials of channels: for commands that call no upstream, and to compare gateways by."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import yaml
 
 from gateway.base.errors import Misconfigured
 from gateway.config import document
-from gateway.config.schema import Loaded, load
+from gateway.config.schema import Config, Loaded, load
 from gateway.config.secrets import PREFIX, SecretFiles
 
 KEYS: Final = ("api_key", "api_keys")
 UNSET: Final = "unset"
+COMPARED: Final = ("channels", "models", "aliases", "groups", "plugins", "time_zone", "currency", "session_headers")
 _VARIABLE: Final = re.compile(rf"\$\{{({PREFIX}[^}}\r\n]+|{document.NAME.pattern})\}}")
 
 
@@ -40,6 +43,16 @@ def load_without_keys(path: Path, environment: Mapping[str, str] | None = None) 
                         raise error from None
                     secrets[file] = UNSET
         return load(path, dict.fromkeys(alone, UNSET) | dict(given), raw=raw, secrets=secrets)
+
+
+def digests(config: Config) -> dict[str, str]:
+    """Return a digest of each setting that the gateways of a store should have alike; of channels without their credentials."""
+    found = {name: msgspec.to_builtins(getattr(config, name), enc_hook=str) for name in COMPARED}
+    for channel in found["channels"].values():
+        for key in KEYS:
+            channel.pop(key)
+    encoded = {name: msgspec.json.encode(value, order="deterministic") for name, value in found.items()}
+    return {name: sha256(each).hexdigest()[:16] for name, each in encoded.items()}
 
 
 def _variables_of(raw: bytes) -> tuple[set[str], set[str]]:

@@ -28,6 +28,7 @@ from gateway.chain import loading
 from gateway.chain.services import Store
 from gateway.config.document import find
 from gateway.config.schema import Config, Loaded, load
+from gateway.config.without_keys import digests
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy import event_pass
@@ -36,6 +37,7 @@ from gateway.runtime.active_config import ActiveConfig, ConfigTest
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import CUT, run_until_terminated
+from gateway.runtime.reload import following
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.serve import admin_port, alert_sender, demo, terminal
@@ -153,9 +155,15 @@ class ParentProcess:
         elif config.usage.log_requests:
             name = short(installation_of(self._folder / "usage"))
             self._supervisor.add("request lines", terminal.work(home_of(config), log_of=name))
-        self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
+        self._supervisor.add("sink", _background(self._sink))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)
+
+    async def _sink(self, stop: asyncio.Event) -> None:
+        """Run the sink, which tells other gateways what this one serves."""
+        settings = digests(self._active.loaded.config)
+        async with following(self._active.loaded, self._handover, lambda new, _: settings.update(digests(new.config))):
+            await sink.run(self._config, self._store_url, stop, settings)
 
     def _start_alerts(self) -> None:
         """Start the child that sends alerts once the configuration has them. It goes on when a reload removes them."""
@@ -226,7 +234,7 @@ class ParentProcess:
         if self._certificate is not None:
             self._certificate.renew(quiet=True)  # the workers log it
         if self._active.refresh():
-            for kind in ("worker", "alerts", "admin", "portal"):
+            for kind in ("worker", "alerts", "admin", "portal", "sink"):
                 self._supervisor.signal(kind, signal.SIGHUP)
             self._start_alerts()
 

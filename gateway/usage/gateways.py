@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -60,7 +61,7 @@ class About(msgspec.Struct):
     """Self-description of a gateway, kept in the store. `files`: those of records in its spool.
 
     `stopped`: it ended in order, with nothing left in its spool. `forgotten_ms`: when an operator said that it has gone, else 0.
-    `whole`: it had the whole log until then, in files of its own.
+    `whole`: it had the whole log until then, in files of its own. `settings`: digests of what it should have as the others do.
     """
 
     host: str = ""
@@ -68,6 +69,7 @@ class About(msgspec.Struct):
     stopped: bool = False
     forgotten_ms: int = 0
     whole: bool = False
+    settings: dict[str, str] = {}
 
 
 class KnownGateway(msgspec.Struct):
@@ -94,6 +96,13 @@ class KnownGateway(msgspec.Struct):
         """When it was last heard of, in ISO 8601."""
         return utc(self.heard_ms)
 
+    def differs(self, own: KnownGateway | None) -> list[str]:
+        """The settings that are not those of another gateway; none of one that does not run, or does not say."""
+        if own is None or not (self.present and self.about.settings and own.about.settings):
+            return []
+        theirs, ours = self.about.settings, own.about.settings
+        return sorted(name for name in theirs.keys() | ours if theirs.get(name) != ours.get(name))
+
     @property
     def may_have_records(self) -> bool:
         """Whether it may have records in its spool that can still come."""
@@ -104,9 +113,13 @@ class KnownGateway(msgspec.Struct):
 class Membership:
     """The part of one gateway: what it says about itself."""
 
-    def __init__(self, client: Client, home: Home, installation: str) -> None:
+    def __init__(
+        self, client: Client, home: Home, installation: str, settings: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`settings`: see `About`. It may be changed later."""
         self._client = client
         self._home = home
+        self._settings = settings
         self._installation = installation
         self._text = f"{FILES} {installation}" if isinstance(home, Path) else ""
 
@@ -117,7 +130,9 @@ class Membership:
         """
         if not self._text:
             self._text = f"{DATABASE} {await asyncio.to_thread(self._identity)}"
-        about = msgspec.json.encode(About(host=socket.gethostname(), files=files, stopped=stopped))
+        about = msgspec.json.encode(
+            About(host=socket.gethostname(), files=files, stopped=stopped, settings=dict(self._settings))
+        )
         keys = [HOME, HEARD, GATEWAYS]
         held = (await self._client.run(_CLAIM, keys, [self._installation, self._text, about])).decode()
         if held == self._text:

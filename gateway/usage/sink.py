@@ -20,9 +20,10 @@ import asyncio
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Final, TypeVar
 
 import msgspec
@@ -89,9 +90,12 @@ Entry = tuple[bytes, bytes | None]
 """The id of an entry, and its line; None of one that was removed meanwhile."""
 
 
-async def run(config: Config, url: str, stop: asyncio.Event) -> None:
-    """Drain into the configuration's folder until `stop` is set, and then what is left, for a few seconds at
-    most.
+async def run(
+    config: Config, url: str, stop: asyncio.Event, settings: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Drain into the configuration's folder until `stop` is set, and then what is left, for a few seconds at most.
+
+    `settings`: digests that the gateways of the store are compared by, see `About`.
     """
     folder = config.data_path / "usage"
     try:
@@ -104,6 +108,7 @@ async def run(config: Config, url: str, stop: asyncio.Event) -> None:
         UsageLog(client, home_of(config)),
         retention_months=config.usage.retention_months,
         crashed_after_s=crashed_after_s(config),
+        settings=settings,
     )
     with lock:
         try:
@@ -122,11 +127,18 @@ def crashed_after_s(config: Config) -> float:
 class Sink:
     """Moves records from the stream and one spool to the home."""
 
-    def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
+    def __init__(
+        self,
+        usage: UsageLog,
+        *,
+        retention_months: int,
+        crashed_after_s: float,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.usage = usage
         self.database = writer_of(usage.home)
         self.reader = GroupReader(usage.client, usage.streams, usage.installation)
-        self._membership = Membership(usage.client, usage.home, usage.installation)
+        self._membership = Membership(usage.client, usage.home, usage.installation, settings)
         self._closing = Closing(usage.client, self.database)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
@@ -134,6 +146,7 @@ class Sink:
         self._last_said = self._last_look = -LOOK_S
         self._drops_at = time.monotonic() + DROPS_AFTER_S
         self._gateways: list[KnownGateway] = []
+        self._differing: dict[str, list[str]] = {}
         self._member = False
         self._failing = False
         self._reported: set[Path] = set()
@@ -202,12 +215,20 @@ class Sink:
         await self._membership.say(await asyncio.to_thread(self.usage.spool.count))
         self._last_said, self._member = now, True
         if now - self._last_look >= LOOK_S:
-            others = [
-                each for each in await gateways_of(self.usage.client) if each.installation != self.usage.installation
-            ]
+            found = await gateways_of(self.usage.client)
+            own = next((each for each in found if each.installation == self.usage.installation), None)
+            others = [each for each in found if each is not own]
+            self._compare(own, others)
             if others != self._gateways:
                 await asyncio.to_thread(completeness.save, self.usage.folder, away_of(others))
             self._gateways, self._last_look = others, now
+
+    def _compare(self, own: KnownGateway | None, others: Iterable[KnownGateway]) -> None:
+        """Log which gateways have other settings than this one, when that changes."""
+        differing = {each.name: settings for each in others if (settings := each.differs(own))}
+        if differing != self._differing:
+            self._differing = differing
+            log.warning("configurations_differ" if differing else "configurations_agree", gateways=differing)
 
     async def _write(self, lines: Iterable[bytes]) -> None:
         if records := self._records(lines):

@@ -19,6 +19,7 @@ from gateway import Exchange, Plugin, Reply
 from gateway.base.errors import GatewayError
 from gateway.config.document import MAX_FILE_BYTES
 from gateway.config.schema import Config, Loaded, Port, load
+from gateway.config.without_keys import digests
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigReport, ConfigTest
 from gateway.runtime.handover import MAX_REASON, Handover, Offer, RefusedReload, WorkerEnd
@@ -125,6 +126,29 @@ def test_of_the_port_only_the_trusted_proxies_are_reloaded() -> None:
     both = msgspec.structs.replace(current, port=Port(trusted_proxies=("10.0.0.2",), drain=1))
     assert needs_restart(current, both) == ["port"]
     assert after_reload(current, both) == trusting
+
+
+def test_digests_differ_where_gateways_serve_something_else_and_know_no_credential(tmp_path: Path) -> None:
+    def of(text: str) -> dict[str, str]:
+        (tmp_path / "gateway.yaml").write_text(text)
+        return digests(load(tmp_path / "gateway.yaml").config)
+
+    file = """\
+channels:
+  a: {base_url: http://a/v1, api_key: canary}
+  b: {base_url: http://b/v1}
+models: {m: {input: 1, output: 2, channels: [a]}}
+plugins: [{use: auth}, {use: rate-limit, name: limits, enabled: false}]
+"""
+    one = of(file)
+    assert of(file.replace("canary", "other")) == one
+    for before, after, name in (
+        ("input: 1", "input: 3", "models"),
+        ("http://b/", "http://c/", "channels"),
+        ("enabled: false", "enabled: true", "plugins"),
+    ):
+        other = of(file.replace(before, after))
+        assert [each for each in one if other[each] != one[each]] == [name]
 
 
 @pytest.fixture

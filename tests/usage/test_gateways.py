@@ -256,3 +256,30 @@ async def test_a_caller_is_told_that_a_gateway_away_may_have_the_end_of_its_requ
     await age(client, two, 3_600_000)
     found = await one.usage.ask(opened.id, "alice")
     assert (found.record, len(found.unasked)) == (None, 1)
+
+
+async def test_gateways_that_serve_something_else_are_told_apart(
+    machines: list[Machine], client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = [{"models": "a", "groups": "g"}, {"models": "b", "groups": "g", "plugins": "p"}, {}]
+    for machine, settings in zip(machines, served, strict=True):
+        machine.sink._membership._settings = settings
+        await machine.drain()
+    await machines[0].drain()
+    one, two, three = [
+        next(each for each in await gateways_of(client) if each.installation == machine.usage.installation)
+        for machine in machines
+    ]
+    assert (two.differs(one), one.differs(two)) == (["models", "plugins"], ["models", "plugins"])
+    assert (one.differs(one), three.differs(one), one.differs(three), two.differs(None)) == ([], [], [], [])
+    assert "configurations_differ" in capsys.readouterr().out
+    served[1] |= served[0]
+    del served[1]["plugins"]
+    await machines[1].drain()
+    await machines[0].drain()
+    assert "configurations_agree" in capsys.readouterr().out
+    await age(client, machines[1], 61_000)
+    served[1]["models"] = "c"
+    assert [each.differs(one) for each in await gateways_of(client)] == [[], [], []], (
+        "one that does not run serves nothing"
+    )

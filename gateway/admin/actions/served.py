@@ -23,6 +23,7 @@ from gateway.config.schema import Group, Loaded, PluginEntry
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.domain.prices import unit_prices
+from gateway.usage.gateways import gateways_of
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -36,13 +37,15 @@ class Served(msgspec.Struct, frozen=True):
     """The configuration that is served: its file, and where days begin, for budgets and for dates without a time.
 
     `generation` counts the configurations that the gateway has served since its start; null where no running gateway is asked.
-    `refused` is null where the file is served as it is.
+    `refused` is null where the file is served as it is. `differing`: other gateways of the store by their names, with what
+    they serve otherwise, such as `models`.
     """
 
     path: str
     time_zone: str
     generation: int | None
     refused: Refusal | None
+    differing: dict[str, list[str]]
 
 
 @action("GET", "/config", Scope.READ, name="config.read")
@@ -53,7 +56,10 @@ async def read_config(client: LocalClient) -> Served:
     if running is not None and running.refused is not None:
         refused = Refusal(document.hide(running.refused.reason), utc(round(running.refused.at * 1000)))
     generation = None if running is None else running.generation
-    return Served(str(document.path), client.config.time_zone, generation, refused)
+    found = await gateways_of(client.store.client)
+    own = next((each for each in found if each.installation == client.store.usage.installation), None)
+    differing = {each.name: settings for each in found if (settings := each.differs(own))}
+    return Served(str(document.path), client.config.time_zone, generation, refused, differing)
 
 
 class Rates(msgspec.Struct, frozen=True):
