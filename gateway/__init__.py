@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.chain.plugin import Plugin
     from gateway.chain.services import Services
     from gateway.chat.answers import Delta
-    from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect
+    from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect, LinesDialect
     from gateway.chat.request import Body
     from gateway.chat.usage import Usage
     from gateway.domain.budgets import Budget, BudgetUse, Calendar, budget_in
@@ -78,6 +78,7 @@ __all__ = [
     "HoldReply",
     "LeakyBuckets",
     "Limited",
+    "LinesDialect",
     "Operation",
     "Outcome",
     "Plugin",
@@ -124,7 +125,7 @@ _PLACES = {
     "gateway.chain.plugin": "Plugin",
     "gateway.chain.services": "Services",
     "gateway.chat.answers": "Delta",
-    "gateway.chat.dialect": "AnswerDelta AnswerReader ChatRequest Dialect",
+    "gateway.chat.dialect": "AnswerDelta AnswerReader ChatRequest Dialect LinesDialect",
     "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
     "gateway.domain.budgets": "Budget BudgetUse Calendar budget_in",

@@ -17,7 +17,7 @@ from gateway.chain.plugin import PLUGIN_API
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.services import Services
 from gateway.chat.dialect import Dialect
-from gateway.config.channel import auth_of, check_headers
+from gateway.config.channel import HEADER_VALUE, auth_of, check_headers
 from gateway.config.decode import WrongSetting
 from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Route
@@ -301,6 +301,10 @@ def wrong_attribute(dialect: Dialect) -> str:
         return "`headers` must be a mapping of names to values"
     if not all(isinstance(text, str) for pair in headers.items() for text in pair):
         return "`headers` must have texts alone"
+    if not (
+        isinstance(dialect.streams, tuple) and dialect.streams and all(map(HEADER_VALUE.fullmatch, dialect.streams))
+    ):
+        return '`streams` must be a tuple of media types, such as `("application/x-ndjson",)`'
     try:
         check_headers(headers, auth_of(str(dialect.auth)), has_credentials=True)
     except WrongSetting as error:

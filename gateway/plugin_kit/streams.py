@@ -49,6 +49,7 @@ UNKNOWN: Final = (("ping", b'{"type":"ping"}'), ("", b'{"type":"not-known-here"}
 """Events that upstreams send and that no dialect knows."""
 BROKEN: Final = (b"{}", b"no JSON", b"\xff", b"[]", b'"text"', b"null")
 """Events that may end an answer with an error."""
+FRAMES: Final = (b"", b"{}", b"{}\n", b"data: {}\n\n", b"\n", b"\r\n\r\n")
 ERRORS: Final = ((500, b"oops"), (401, b'{"error":{"message":"no"}}'), (429, b""), (529, b"[]"))
 
 
@@ -196,7 +197,7 @@ async def dialects(plugin: Plugin) -> Finding:
             problems.append(f"`dialects` has {an(dialect)}: name classes that derive from gateway.Dialect")
             continue
         names.append(str(getattr(dialect, "name", "")))
-        for part in (_named, _request, _reader, _error):
+        for part in (_named, _frame, _request, _reader, _error):
             problems += [f"dialect `{names[-1]}`: {text}" for text in _tried(part, dialect)]
     return Finding.of("dialects", problems, ", ".join(names) or "no dialects")
 
@@ -230,6 +231,15 @@ def _named(dialect: Dialect) -> Iterator[str]:
         check_headers(headers, way, has_credentials=True)
     except WrongSetting as wrong:
         yield f"`headers`: {'.'.join(map(str, wrong.key_path[1:]))}: {wrong}"
+
+
+def _frame(dialect: Dialect) -> Iterator[str]:
+    for data in FRAMES:
+        made: object = dialect.frame(bytearray(data), 0)
+        right = isinstance(made, tuple) and len(made) == 3 and [*map(type, made)] == [int, str, bytes]
+        if made is not None and not (right and 0 < made[0] <= len(data)):  # type: ignore[index]
+            yield f"`frame` returns {made!r}: it must return the size, the name and the data of the first event, or None"
+            return
 
 
 def _request(dialect: Dialect) -> Iterator[str]:

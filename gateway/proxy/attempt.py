@@ -41,7 +41,7 @@ from gateway.proxy.event_pass import InvalidResponse
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
 from gateway.proxy.kept_answers import Keeper
 from gateway.proxy.pool import Endpoint, UpstreamPool
-from gateway.proxy.relay import Gathering, Relay
+from gateway.proxy.relay import SSE, Gathering, Relay
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
 from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
 from gateway.store.channels import fingerprint_of
@@ -125,7 +125,8 @@ class UpstreamCall:
                 return UpstreamFailure(refused, unfit=True)
             except DialectFailed as broken:
                 return failure.of_dialect(broken.plugin)
-        accept = "text/event-stream" if self.streamed else self.wire.accept
+        streams = SSE if self.dialect is None else self.dialect.streams
+        accept = streams[0] if self.streamed else self.wire.accept
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         trace = self.exchange.get(Trace)
         given = self.exchange.request.headers
@@ -202,7 +203,10 @@ class UpstreamCall:
         events = self.wire.events(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
         if self.keeper is not None:
             self.events = events
-        translation = None if self.dialect is None else Translation(self.dialect, events.usage, exchange.id)
+        translation = None
+        if self.dialect is not None:
+            model = exchange.requested_model or exchange.model
+            translation = Translation(self.dialect, events.usage, exchange.id, model)
         relay = Relay(exchange, events, channel, gathering or self.caller, upstream, self._begin, hooks, translation)
         if gathering is not None:
             relay.max_prelude = channel.max_response_bytes

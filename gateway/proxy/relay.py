@@ -35,6 +35,7 @@ from gateway.proxy.upstream import OnData, UpstreamConnection
 
 MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
+SSE: Final = ("text/event-stream",)
 USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
 
@@ -160,7 +161,8 @@ class Relay:
         """Take the events of an upstream that begins to send some. Any other response is left to be read elsewhere."""
         if upstream.failure is None:
             crash_points.point("upstream.answered")
-            if self.streamed and upstream.status == 200 and upstream.media_type == "text/event-stream":
+            streams = SSE if self.translation is None else self.translation.streams
+            if self.streamed and upstream.status == 200 and upstream.media_type in streams:
                 self.flow()
                 return
         upstream.pause()

@@ -25,7 +25,7 @@ from gateway.chain.entry import error_text
 from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect, unsupported
 from gateway.chat.fields import CEILINGS
 from gateway.chat.request import SMALL_BYTES, Body, BodyPart, FixedFields
-from gateway.chat.sse import EVENT_BOUNDARY, boundary_pattern, parse_event, whole_events
+from gateway.chat.sse import EVENT_BOUNDARY
 from gateway.chat.usage import MAX_KEPT, Counts, ReportedUsage, read_counts
 from gateway.domain.facts import Candidate
 
@@ -62,8 +62,11 @@ _top: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Translation:
     """The events of one answer. `usage` gets each report as soon as it arrives."""
 
-    def __init__(self, dialect: Dialect, usage: ReportedUsage, request_id: str = "") -> None:
-        """Raises `DialectFailed` where the dialect gives no reader."""
+    def __init__(self, dialect: Dialect, usage: ReportedUsage, request_id: str = "", model: str = "") -> None:
+        """Raises `DialectFailed` where the dialect gives no reader. `model`: as the caller named it."""
+        self.streams = dialect.streams
+        """The types of a response that is a stream."""
+        self._default = {"id": request_id and f"chatcmpl-{request_id}", "model": model}
         self.reported = b""
         """The usage object as the upstream wrote it."""
         self.noted: Counts | None = None
@@ -85,47 +88,48 @@ class Translation:
 
     def each(self, data: bytes) -> Iterator[bytes]:
         """Yield the same for each of these events. One that is not asked for is not read."""
-        if self._ended:
-            return
-        searched = max(0, len(self._pending) - 3)
+        searched = len(self._pending)
         self._pending += data
-        if boundary_pattern(self._pending, searched).search(self._pending, searched) is None:
-            if len(self._pending) > MAX_EVENT:
+        while not self._ended:
+            try:
+                frame = self._calls.frame(self._pending, searched)
+            except DialectFailed:
+                yield self._fail("an event cannot be read")
+                return
+            size, name, text = frame or (len(self._pending), "", b"")
+            if size > MAX_EVENT:
                 yield self._fail(TOO_LONG)
-            return
-        yield from self._take(bytes(self._pending))
+            if frame is None:
+                return
+            if not self._ended:
+                yield self._translate(name, text)
+            del self._pending[:size]
+            searched = 0
 
     def close(self) -> tuple[bytes, bool]:
         """Return what the clean end of the upstream's data completes, and whether that end cut no event."""
         rest = bytes(self._pending).rstrip(b"\r\n")
         if self._ended or not rest:
             return b"", True
-        if EVENT_BOUNDARY.search(bytes(self._pending) + b".") or self._is_end(rest):
-            return b"".join(self._take(rest + b"\n\n")), True
-        return b"", False
-
-    def _is_end(self, event: bytes) -> bool:
-        """Return whether an event that lacks only its last line ends is the end of an answer that is finished."""
-        if not self._finished:
-            return False
+        whole = bool(EVENT_BOUNDARY.search(bytes(self._pending) + b"."))
+        self._pending.clear()
         try:
-            return any(delta.done for delta in self._deltas(event))
+            frame = self._calls.frame(bytearray(rest + b"\n\n"), 0)
+            whole = frame is not None and (whole or self._is_end(*frame[1:]))
         except DialectFailed:
-            return False
+            whole = False
+        return (b"".join(self.each(rest + b"\n\n")), True) if whole else (b"", False)
 
-    def _take(self, data: bytes) -> Iterator[bytes]:
-        end = 0
-        for event in whole_events(data):
-            end += len(event)
-            yield self._translate(event) if len(event) <= MAX_EVENT else self._fail(TOO_LONG)
-            if self._ended:
-                break
-        self._pending[:] = data[end:]
+    def _is_end(self, name: str, data: bytes) -> bool:
+        """Return whether an event that lacks only its last line ends is the end of an answer that is finished by now."""
+        deltas = list(self._deltas(name, data))
+        finished = self._finished or any(delta.finish_reason for delta in deltas)
+        return finished and any(delta.done for delta in deltas)
 
-    def _translate(self, event: bytes) -> bytes:
+    def _translate(self, name: str, data: bytes) -> bytes:
         chunks = b""
         try:
-            for delta in self._deltas(event):
+            for delta in self._deltas(name, data):
                 chunks += self._chunks(delta)
                 if self._ended:
                     break
@@ -136,9 +140,8 @@ class Translation:
             chunks += self._fail("an event cannot be read")
         return chunks
 
-    def _deltas(self, event: bytes) -> Iterator[AnswerDelta]:
-        name, data = parse_event(event)
-        return self._calls.deltas(self._reader, name.decode("ascii", "replace"), data) if data else iter(())
+    def _deltas(self, name: str, data: bytes) -> Iterator[AnswerDelta]:
+        return self._calls.deltas(self._reader, name, data) if data else iter(())
 
     def _chunks(self, delta: AnswerDelta) -> bytes:
         self._id, self._model = self._id or delta.id, self._model or delta.model
@@ -184,7 +187,8 @@ class Translation:
         return b""
 
     def _event(self, **members: object) -> bytes:
-        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}
+        id_, model = self._id or self._default["id"], self._model or self._default["model"]
+        head = {"id": id_, "object": "chat.completion.chunk", "created": self._created, "model": model}
         return b"data: %b\n\n" % encoded(head | members)
 
     def _fail(self, what: str) -> bytes:
@@ -244,6 +248,18 @@ class DialectCalls:
         if not callable(getattr(reader, "read", None)):
             self._wrong("reader", f"returned {_shown(reader)}, not an AnswerReader")
         return reader
+
+    def frame(self, data: bytearray, searched: int) -> tuple[int, str, bytes] | None:
+        """Return the first event of the data, or None while it is not complete."""
+        try:
+            frame = self.dialect.frame(data, searched)
+            size, name, text = frame or (1, "", b"")
+            right = 0 < size <= len(data) and type(name) is str and type(text) is bytes
+        except BaseException as error:
+            self._failed("frame", error, quiet=True)
+        if not (right or frame is None):
+            self._wrong("frame", f"returned {frame!r:.100}, not the size, the name and the data of an event")
+        return frame
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of an error in OpenAI's terms."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from gateway.operations.operation import SERVED, Operation
 from gateway.operations.wire_format import WireFormat
 from gateway.proxy.failure import of_answer, scrubbed
 from gateway.proxy.pool import address_of, headers_and_query
+from gateway.proxy.relay import SSE
 
 MAX_LIST: Final = 4 * 1024 * 1024
 """Bytes of a list of models, at most."""
@@ -52,6 +53,11 @@ class ChannelCall(NamedTuple):
     dialect: Dialect | None = None
 
     @property
+    def streams(self) -> Sequence[str]:
+        """Return the types of a response that is a stream."""
+        return SSE if self.dialect is None else self.dialect.streams
+
+    @property
     def wire(self) -> WireFormat:
         """Return the format of the channel's first operation, by which it is tried."""
         return SERVED[Operation(self.channel.operations[0])]
@@ -61,7 +67,7 @@ async def try_channel(call: ChannelCall) -> Verdict:
     """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
     channel, dialect, began = call.channel, call.dialect, time.monotonic()
     headers, query = headers_and_query(channel, dialect, call.wire, call.credential)
-    headers["Accept"] = "text/event-stream" if "stream" in call.wire.sample("", "") else call.wire.accept
+    headers["Accept"] = call.streams[0] if "stream" in call.wire.sample("", "") else call.wire.accept
     timers = channel.timers
     timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
     status = None
@@ -80,7 +86,7 @@ async def try_channel(call: ChannelCall) -> Verdict:
             ) as response,
         ):
             status = response.status
-            good, text = _judged(response, await _beginning(response), call)
+            good, text = _judged(response, await _beginning(response, call), call)
     except TimeoutError:
         good, text = False, "it did not answer in time, see `timers`"
     except (ClientError, OSError, ValueError) as error:
@@ -159,7 +165,7 @@ def _judged(response: ClientResponse, body: bytes, call: ChannelCall) -> tuple[b
     if call.dialect is not None and status != 200:
         status, body = call.dialect.error(status, body)
     detail = upstream_errors.details(upstream_errors.decode(body))
-    if response.status == 200 and response.content_type == "text/event-stream":
+    if response.status == 200 and response.content_type in call.streams:
         return True, "it streams"
     if response.status == 200 and "stream" not in call.wire.sample("", "") and call.wire.read(body) is not None:
         return True, f"it answers with {call.wire.answer}"
@@ -169,9 +175,9 @@ def _judged(response: ClientResponse, body: bytes, call: ChannelCall) -> tuple[b
     return False, detail.get("message") or failure.error.message
 
 
-async def _beginning(response: ClientResponse) -> bytes:
+async def _beginning(response: ClientResponse, call: ChannelCall) -> bytes:
     """Return the first event of a stream, or of another answer what fits."""
-    if response.content_type == "text/event-stream":
+    if response.content_type in call.streams:
         return await response.content.readline()
     body = b""
     async for piece in response.content.iter_any():
