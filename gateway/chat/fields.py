@@ -47,8 +47,15 @@ REMEDIES: Final[Mapping[str, str]] = {
     "max_output_tokens": _USE_MAX_TOKENS,
     # text-generation-webui, modules/text_generation.py: the limit becomes the rest of the context, whatever `max_tokens` says.
     "auto_max_new_tokens": _USE_MAX_TOKENS,
+    # Ollama, Hugging Face transformers, Anthropic's first API, Gemini, Bedrock: names of the limit in their own APIs, which
+    # servers in front of them may take as they are.
+    **dict.fromkeys(("num_predict", "max_new_tokens", "max_tokens_to_sample", "max_gen_len"), _USE_MAX_TOKENS),
     # llama.cpp, tools/server/server-schema.cpp: `n` is an alias of it, and comes second.
     "n_cmpl": _USE_N,
+    # The same of the number of answers: transformers, Gemini, Cohere.
+    **dict.fromkeys(("num_return_sequences", "candidate_count", "num_generations"), _USE_N),
+    # Ollama and Gemini: objects with these names in them.
+    **dict.fromkeys(("options", "generation_config"), "write its fields at the top level"),
     # vLLM before V1, pull request 14356: so many answers are generated, and `n` of them are returned.
     "best_of": _USE_N,
     # OpenRouter, openrouter.ai/docs, "Model Fallbacks"; Vercel AI Gateway: models to try after `model`.
@@ -120,13 +127,15 @@ def fold(name: str) -> str:
 
     Go, Jackson (if told to), Json.NET and others ignore case; fastjson and Go's json/v2 also `_` and `-`; Java takes a
     dotless i for an i; decoders in C may end a name at its first NUL. NFKC covers full-width letters and ligatures. Spaces, and
-    what is not printed, are left out: a lenient reader strips them, and no field has them.
+    what is not printed, are left out: a lenient reader strips them, and no field has them. Readers of forms take `n[]` and `n[0]`
+    for `n`.
     """
     if "\0" in name:
         name = name.partition("\0")[0]
     name = name.replace("_", "").replace("-", "")
     if not name.isalnum():
         name = "".join(filter(str.isprintable, name)).replace(" ", "")
+        name = name.partition("[")[0] or name
     return name if len(name) > _LONGEST else fold_case(name)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
-from aiohttp_sse import EventSourceResponse
+from aiohttp_sse import EventSourceResponse, sse_response
 
 from gateway.fake_upstream.completion import DONE, ChatBody, ChatMessage, Completion, error, refusal
 from gateway.fake_upstream.modes import REFUSALS
@@ -287,9 +287,11 @@ class Ordered(msgspec.Struct):
     n: int = 1
     input: str = ""
     response_format: str = ""
+    stream: bool = False
+    stream_format: str = ""
 
 
-async def make(request: web.Request, mode: str) -> web.Response:
+async def make(request: web.Request, mode: str) -> web.StreamResponse:
     """Answer with pictures, with a sound, or with what is written down of one: a second for each 16,000 bytes."""
     if mode.isdecimal():
         return refusal(int(mode), error(*REFUSALS[int(mode)]))
@@ -307,14 +309,34 @@ async def make(request: web.Request, mode: str) -> web.Response:
             elif isinstance(data, bytes):
                 fields[str(name)] = data.decode()
         ordered = msgspec.convert(fields, Ordered, strict=False)
+    usage = {"type": "duration", "seconds": -(-size // BYTES_A_SECOND)}
+    if ordered.stream or ordered.stream_format == "sse":
+        async with sse_response(request, response_cls=NamedEvents, allow_all_methods=True) as stream:
+            for event in _made(request.path, ordered, usage):
+                await stream.send(event)
+        return stream
     if "/images/" in request.path:
         return web.json_response({"created": 1, "data": [{"b64_json": PICTURE} for _ in range(ordered.n)]})
     if request.path.endswith("/speech"):
         return web.Response(body=b"ID3" + ordered.input.encode(), content_type="audio/mpeg")
     if ordered.response_format in ("text", "srt", "vtt"):
         return web.Response(text="Hello there.", content_type="text/plain")
-    usage = {"type": "duration", "seconds": -(-size // BYTES_A_SECOND)}
     return web.json_response({"text": "Hello there.", "usage": usage})
+
+
+def _made(path: str, ordered: Ordered, usage: dict[str, object]) -> Iterator[str]:
+    """Yield the events of an answer."""
+    if "/images/" in path:
+        kind = "image_edit" if path.endswith("/edits") else "image_generation"
+        for _ in range(ordered.n):
+            yield _event(f"{kind}.partial_image", b64_json=PICTURE, partial_image_index=0)
+            yield _event(f"{kind}.completed", b64_json=PICTURE, usage={"total_tokens": 9})
+    elif path.endswith("/speech"):
+        yield _event("speech.audio.delta", audio=PICTURE)
+        yield _event("speech.audio.done", usage={"total_tokens": 9})
+    else:
+        yield _event("transcript.text.delta", delta="Hello there.")
+        yield _event("transcript.text.done", text="Hello there.", usage=usage)
 
 
 def counted(chat: ChatBody, kind: str) -> web.Response:

@@ -1,8 +1,7 @@
 """Audio: texts that are spoken, which cost the price of their characters, and sounds that are written down, that of their seconds.
 
-A sound passes as it comes, and so does what is written of it in another form than JSON. What tells no seconds costs those of the
-file, as far as its form tells them (`seconds_of`), so that nobody chooses by a form of answer whether it is billed. Events are not
-asked for.
+A sound passes as it comes, and so does what is written of it in another form than JSON. What is written down costs the seconds of
+the file (`seconds_of`), whatever the answer tells, so that nobody chooses by a form of answer whether it is billed.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
 from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top
-from gateway.chat.usage import MAX_COUNT, ReportedUsage, read_counts
+from gateway.chat.usage import ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.form import FORM, MultipartBody, MultipartForm
 from gateway.operations.images import billed_by
 from gateway.operations.input_only import OTHER_TEXTS
-from gateway.operations.typed_events import NULL, part
+from gateway.operations.typed_events import NULL
+from gateway.operations.unit_events import UnitEvents
 from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
 
 MOST_CHARACTERS: Final = 100_000
@@ -33,6 +33,7 @@ WAV_HEAD: Final = 44
 """Bytes before the first sample, at least."""
 LEAST_BYTES_A_SECOND: Final = 1000
 """Of WAV."""
+MOST_CHUNKS: Final = 100
 ID3V1: Final = 128
 """Bytes of the tag at the end of an MP3."""
 FRAMES: Final = 2000
@@ -83,23 +84,13 @@ class Sound(Response, frozen=True):
         return 0
 
 
-class _Heard(msgspec.Struct):
-    seconds: float | None = None
-
-
-_heard = msgspec.json.Decoder(_Heard)
-_number = msgspec.json.Decoder(float)
-
-
 class HeardAnswer(JsonAnswer, frozen=True):
-    """What was written down of a sound. Its seconds are `usage.seconds`, or `duration` of the verbose form."""
+    """What was written down of a sound."""
 
     @property
     def usage(self) -> ReportedUsage:
-        """The seconds, and the tokens, as far as they are told."""
-        told = part(_heard, self.top.get("usage", NULL))
-        seconds = told.seconds if told and told.seconds else part(_number, self.top.get("duration", NULL))
-        reported = ReportedUsage(units=ceil(seconds) if seconds and 0 < seconds < MAX_COUNT else None)
+        """The tokens, as far as they are told. The seconds are those of the file, whatever is told."""
+        reported = ReportedUsage()
         if (counts := read_counts(self.top.get("usage", NULL))) is not None:
             reported.add(counts, final=True)
         return reported
@@ -132,15 +123,17 @@ class SpeechFormat(WireFormat):
         if not spoken or len(spoken) + len(added) > MOST_CHARACTERS:
             raise invalid_field("input", f"'input' is required: a text of at most {MOST_CHARACTERS} characters.")
         field(top, "voice", _text, "the name of a voice")
-        if field(top, "stream", _boolean, "true or false") or field(top, "stream_format", _text, "a text") == "sse":
+        if field(top, "stream", _boolean, "true or false"):
             raise Refused(
-                400, "not_served", "Sound is answered as a file here: leave 'stream_format' out.", param="stream_format"
+                400, "not_served", "Leave 'stream' out: 'stream_format' is \"sse\" for events.", param="stream"
             )
-        return CheckedBody(**billed_by(self.unit, model, len(spoken) + len(added)), size=len(raw), _top=top)
+        stream = field(top, "stream_format", _text, "a text") == "sse"
+        billed = billed_by(self.unit, model, len(spoken) + len(added), stream=stream)
+        return CheckedBody(**billed, size=len(raw), _top=top)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
-        """Return a parser that is never fed: no stream is asked for, and none is accepted."""
-        return EventStream(drop_usage=False)
+        """Return the parser of an answer's events."""
+        return UnitEvents()
 
     def read(self, text: bytes) -> Response | None:
         """Return the sound."""
@@ -168,13 +161,10 @@ class TranscriptionsFormat(SpeechFormat):
         top = form.top(booleans=("stream",))
         check_names(top, rules.allow_fields, HEARD)
         model = check_model(top)
-        if field(top, "stream", _boolean, "true or false"):
-            raise Refused(
-                400, "not_served", "Sound is written down as a whole here: leave 'stream' out.", param="stream"
-            )
+        stream = bool(field(top, "stream", _boolean, "true or false"))
         ((_, begin, end),) = form.files
         seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
-        return MultipartBody.of(form, top, billed_by(self.unit, model, seconds))
+        return MultipartBody.of(form, top, billed_by(self.unit, model, seconds, stream=stream))
 
     def read(self, text: bytes) -> Response | None:
         """Return what was written down, in JSON or not."""
@@ -207,8 +197,25 @@ def seconds_of(sound: memoryview) -> Generator[None, None, int]:
 
 
 def _of_wav(sound: memoryview) -> float | None:
-    """Return the seconds of all bytes after the head of PCM; None for another coding, or for two that a file says."""
-    if len(sound) < WAV_HEAD or bytes(sound).count(b"fmt ") > 1:
+    """Return the seconds of all bytes after the head of PCM; None for another coding, and where decoders may find another format.
+
+    That is a second chunk of this name, or a chunk with an odd length, after which some skip a byte and some do not.
+    """
+    at, formats = 12, 0
+    for _ in range(MOST_CHUNKS):
+        name, size = bytes(sound[at : at + 4]), int.from_bytes(sound[at + 4 : at + 8], "little")
+        formats += name == b"fmt "
+        at += 8 + size
+        if at >= len(sound):
+            break
+        if size % 2:
+            return None
+        if name == b"data" and not size:  # it was written before the length was known: some read on, and some do not
+            formats += bytes(sound[at:]).count(b"fmt ")
+            break
+    else:
+        return None
+    if len(sound) < WAV_HEAD or formats != 1:
         return None
     coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", sound, 20)
     a_second = channels * rate * bits / 8

@@ -1,7 +1,7 @@
 """Images: pictures that are made of a prompt, and pictures that are changed by one. Each costs the model's price of an `image`.
 
 That price may differ by quality and size. Where a request leaves one of them open, or to the upstream (`auto`), it costs the
-dearest that it can get. Answers are JSON: no stream is asked for. Their pictures have megabytes, and are counted, not decoded.
+dearest that it can get. Pictures have megabytes: they are counted, and not decoded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.base.errors import Refused
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
@@ -21,6 +20,7 @@ from gateway.chat.usage import ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.form import FORM, MultipartBody, MultipartForm
 from gateway.operations.typed_events import NULL
+from gateway.operations.unit_events import UnitEvents
 from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
 
 MOST_IMAGES: Final = 10
@@ -90,14 +90,15 @@ class ImagesFormat(WireFormat):
         model = check_model(top)
         if not field(top, "prompt", _text, "a text"):
             raise invalid_field("prompt", "'prompt' is required: a text.")
-        if field(top, "stream", _boolean, "true or false"):
-            raise Refused(400, "not_served", "Pictures are answered as JSON here: leave 'stream' out.", param="stream")
+        stream = bool(field(top, "stream", _boolean, "true or false"))
         variant = tuple(field(top, name, _text, "a text") or "" for name in ("quality", "size"))
-        return billed_by(self.unit, model, positive(top, "n", min(MOST_IMAGES, rules.max_n)) or 1, variant)
+        return billed_by(
+            self.unit, model, positive(top, "n", min(MOST_IMAGES, rules.max_n)) or 1, variant, stream=stream
+        )
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
-        """Return a parser that is never fed: no stream is asked for, and none is accepted."""
-        return EventStream(drop_usage=False)
+        """Return the parser of an answer's events."""
+        return UnitEvents(body.units)
 
     def read(self, text: bytes) -> Response | None:
         """Return the pictures. Raises `ValueError` for what is no JSON."""
@@ -123,10 +124,12 @@ class ImageEditsFormat(ImagesFormat):
         return MultipartBody.of(form, top, self._checked(top, rules))
 
 
-def billed_by(unit: str, model: str, units: int, variant: tuple[str, ...] = ()) -> dict[str, Any]:
+def billed_by(
+    unit: str, model: str, units: int, variant: tuple[str, ...] = (), *, stream: bool = False
+) -> dict[str, Any]:
     """Return the fields of a body that is billed by other units than tokens."""
     return {
-        **{"model": model, "stream": False, "max_tokens": None, "n": 0, "asked_usage": False, "messages": 0},
+        **{"model": model, "stream": stream, "max_tokens": None, "n": 0, "asked_usage": False, "messages": 0},
         **{"prompt_tokens_estimate": 0, "prompt_bound": PromptBound(0), "_stream_options": {}},
         **{"unit": unit, "units": units, "variant": variant},
     }

@@ -76,7 +76,7 @@ class CheckedBody(Body, frozen=True):
         most = self.max_tokens or ceiling
         if self.ceiling and most is not None:
             top[self.ceiling] = max(most, self.least)
-        if self.stream or "stream" in top:
+        if "stream" in top or (self.stream and "stream_format" not in top):  # speech has the one or the other
             top["stream"] = self.stream
         if self.options:
             self._add_options(top, ask_usage=ask_usage and self.stream)

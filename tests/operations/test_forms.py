@@ -72,7 +72,8 @@ BROKEN: dict[str, bytes] = {
     "no model": part("file", "x", '; filename="a"') + b"--b--\r\n",
     "another spelling": GOOD + part("Model", "dear") + b"--b--\r\n",
     "a long field": GOOD + part("prompt", "x" * (MOST_TEXT + 1)) + b"--b--\r\n",
-    "a stream": GOOD + part("stream", "true") + b"--b--\r\n",
+    "another way to name a field": GOOD + part("stream[]", "true") + b"--b--\r\n",
+    "a field by its place": GOOD + part("response_format[0]", "text") + b"--b--\r\n",
     "a stream, in another way": GOOD + part("stream", "True") + b"--b--\r\n",
     "an address": GOOD + part("url", "http://h/long.mp3") + b"--b--\r\n",
     "a bare LF in a head": part("a", "x").replace(
@@ -118,7 +119,14 @@ def wav(channels: int, rate: int, bits: int, size: int, coding: int = 1) -> byte
     return head + b"data" + bytes(4 + size)
 
 
+def sized(size: int) -> bytes:
+    """Return a WAV that says how long its samples are."""
+    return wav(2, 44_100, 16, 0)[:-4] + struct.pack("<I", size) + (b"fmt " * size)[:size]
+
+
 SOUNDS = [
+    (sized(3 * 176_400), 3),
+    (sized(176_400 - 8) + b"LIST" + bytes(4), 1),
     (SILENCE, 1),
     (wav(2, 44_100, 16, 3 * 176_400), 3),
     (wav(2, 44_100, 16, 3 * 176_400 + 1), 4),
@@ -139,7 +147,10 @@ FRAMES = mp3(50, b"\xff\xfb\x90\x00", 417)
 UNCOUNTED = {
     "another coding": wav(1, 8_000, 8, 80_000, coding=7),
     "no channel": wav(0, 8_000, 8, 7_500),
-    "two formats": wav(2, 44_100, 16, 1_000) + b"fmt " + bytes(16),
+    "two formats": sized(1_000) + b"fmt " + bytes(16),
+    "a length that is not known, and perhaps two formats": wav(2, 44_100, 16, 1_000) + b"fmt " + bytes(16),
+    "a chunk of odd length": sized(1_001) + bytes(9),
+    "many chunks": wav(1, 8_000, 8, 0)[:36] + (b"LIST" + bytes(4)) * 101,
     "no beginning": mp3(100, b"\xff\xe3\x40\x00", 208),
     "something else among the frames": FRAMES + bytes(75_000),
     "a tag among the frames": FRAMES[:417] + b"TAG" + FRAMES,

@@ -163,7 +163,10 @@ async def test_a_model_without_a_price_for_the_unit_is_not_served(
 
 
 REFUSED = [
-    (IMAGES, {"model": "plain", "prompt": "x", "stream": True}, "stream", "not_served"),
+    (SPEECH, {"model": "voice", "input": "x", "stream": True}, "stream", "not_served"),
+    (IMAGES, {"model": "plain", "prompt": "x", "stream": "yes"}, "stream", "invalid_request"),
+    (IMAGES, {"model": "plain", "prompt": "x", "n[]": 3}, "n[]", "invalid_request"),
+    (IMAGES, {"model": "plain", "prompt": "x", "num_return_sequences": 3}, "num_return_sequences", "invalid_request"),
     (IMAGES, {"model": "plain", "prompt": "x", "n": 11}, "n", "invalid_request"),
     (IMAGES, {"model": "plain", "prompt": "x", "num_images": 3}, "num_images", "invalid_request"),
     (IMAGES, {"model": "plain", "prompt": "x", "N": 3}, "N", "invalid_request"),
@@ -171,7 +174,6 @@ REFUSED = [
     (IMAGES, {"model": "plain", "prompt": "x", "partial_images": 3}, "partial_images", "unpriced_option"),
     (IMAGES, {"model": "plain", "prompt": "x", "service_tier": "priority"}, "service_tier", "unpriced_option"),
     (IMAGES, {"model": "plain"}, "prompt", "invalid_request"),
-    (SPEECH, {"model": "voice", "input": "x", "stream_format": "sse"}, "stream_format", "not_served"),
     (SPEECH, {"model": "voice", "input": "x", "text": "a longer one"}, "text", "invalid_request"),
     (SPEECH, {"model": "voice", "input": "x", "voice": {"id": "voice_1"}}, "voice", "invalid_request"),
     (SPEECH, {"model": "voice", "input": ""}, "input", "invalid_request"),
@@ -223,6 +225,80 @@ async def test_what_does_not_come_is_not_charged_and_not_ordered_twice(
             assert await charged(gateway) == 0
 
 
+STREAMED = [
+    (IMAGES, {"model": "plain", "prompt": "x", "n": 2, "stream": True}, 81_000, "image_generation.completed", 2),
+    (
+        SPEECH,
+        {"model": "voice", "input": "Hello", "voice": "alloy", "stream_format": "sse"},
+        75,
+        "speech.audio.done",
+        1,
+    ),
+    (
+        EDITS,
+        {"model": "plain", "prompt": "x", "image": b"\x89PNG", "stream": "true"},
+        41_000,
+        "image_edit.completed",
+        1,
+    ),
+    (HEARD[0], {"model": "ears", "stream": "true"}, 500, "transcript.text.done", 1),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "cost", "last", "count"), STREAMED)
+async def test_a_stream_passes_byte_for_byte_and_costs_what_an_answer_in_json_costs(
+    upstream: FakeUpstream,
+    store_url: str,
+    tmp_path: Path,
+    path: str,
+    body: dict[str, Any],
+    cost: int,
+    last: str,
+    count: int,
+) -> None:
+    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+        if path in (EDITS, *HEARD):
+            answer = await send_form(gateway, token, path, body | ({"file": wav(4.5)} if path in HEARD else {}))
+        else:
+            answer = await post(gateway, token, path, body)
+            assert json.loads(upstream.requests[0].body) == body
+        assert (answer.status, answer.body.count(f"event: {last}".encode())) == (200, count)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert upstream.requests[0].headers["accept"] == "text/event-stream"
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.error_code) == ("completed", "")
+        assert await charged(gateway) == record.charge_micros == cost
+
+
+async def test_a_stream_of_pictures_that_breaks_off_costs_what_was_ordered_and_ends_with_an_error(
+    store_url: str, tmp_path: Path
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9999\r\n\r\n"
+    event = b'event: image_generation.completed\ndata: {"type":"image_generation.completed","b64_json":"AAAA"}\n\n'
+    async with Scripted([head + event, Fin]) as upstream:
+        yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            body = {"model": "plain", "prompt": "x", "n": 2, "stream": True}
+            answer = await post(gateway, await gateway.token(), IMAGES, body)
+            assert answer.status == 200 and answer.body.startswith(event) and b'"error"' in answer.body
+            assert await charged(gateway) == 81_000
+
+
+async def test_a_picture_of_megabytes_passes_in_an_event(store_url: str, tmp_path: Path) -> None:
+    data = b'{"type":"image_generation.completed","b64_json":"%b","usage":{"total_tokens":9}}' % (b"QUFB" * 1_000_000)
+    event = b"event: image_generation.completed\ndata: " + data + b"\n\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    async with Scripted([head + event, Fin]) as upstream:
+        yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            answer = await post(
+                gateway, await gateway.token(), IMAGES, {"model": "plain", "prompt": "x", "stream": True}
+            )
+            assert answer.body == event
+            assert (await last_end_record(gateway)).outcome == "completed"
+            assert await charged(gateway) == 41_000
+
+
 async def test_a_caller_that_leaves_pays_for_what_is_made_all_the_same(store_url: str, tmp_path: Path) -> None:
     async with Scripted([Hold]) as upstream:
         yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
@@ -261,11 +337,15 @@ async def test_by_openais_library(upstream: FakeUpstream, store_url: str, tmp_pa
             model="ears", file=("a.wav", wav(2)), timestamp_granularities=["word"], response_format="verbose_json"
         )
         assert heard.text == "Hello there."
+        drawn = [each.type async for each in await client.images.generate(model="plain", prompt="a dot", stream=True)]
+        assert drawn == ["image_generation.partial_image", "image_generation.completed"]
+        told = await client.audio.transcriptions.create(model="ears", file=("a.wav", wav(2)), stream=True)
+        assert [each.type async for each in told] == ["transcript.text.delta", "transcript.text.done"]
         text = await client.audio.transcriptions.create(model="ears", file=("a.wav", wav(2)), response_format="text")
         assert str(text) == "Hello there."
         listed = json.loads((await ask(gateway.port, get("/v1/models/voice", token))).body)
         assert listed["pricing"] == {"request": "0", "character": "0.000015"}
-        assert await charged(gateway) == 81_000 + 41_000 + 75 + 2 * 200
+        assert await charged(gateway) == 81_000 + 41_000 + 75 + 2 * 200 + 41_000 + 200
 
 
 REDACTED = CHAIN.replace(
