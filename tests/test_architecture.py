@@ -299,6 +299,7 @@ ABOUT_THE_WHOLE = {
     "test_bills.py",
     "test_dependencies.py",
     "test_deploy.py",
+    "test_helm.py",
     "test_docs.py",
     "test_forked.py",
     "test_parallel.py",

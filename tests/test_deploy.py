@@ -47,7 +47,12 @@ def documents(name: str) -> list[Any]:
     return list(yaml.safe_load_all((DEPLOY / name).read_text()))
 
 
-@pytest.mark.parametrize("file", sorted(DEPLOY.rglob("*.yaml")), ids=lambda file: file.name)
+TIDY = [
+    file for file in sorted(DEPLOY.rglob("*.yaml")) if file.parent.name != "templates"
+]  # those are of Helm's language
+
+
+@pytest.mark.parametrize("file", TIDY, ids=lambda file: file.name)
 def test_yaml_is_tidy(file: Path) -> None:
     assert [str(problem) for problem in linter.run(file.read_text(), YamlLintConfig(STYLE))] == []
 
@@ -329,73 +334,6 @@ def test_compose_mounts_files_that_exist_and_its_store_keeps_acknowledged_writes
     assert set(services["gateway"]["networks"]) == {"front", "store"}
     given = set(re.findall(r"\$\{(\w+)\}", (DEPLOY / "gateway.yaml").read_text()))
     assert given <= services["gateway"]["environment"].keys()
-
-
-def test_the_manifests_agree_with_the_gateway() -> None:
-    by_kind = {document["kind"]: document["spec"] for document in documents("kubernetes/gateway.yaml")}
-    pod = by_kind["StatefulSet"]["template"]["spec"]
-    (container,) = pod["containers"]
-    loaded = schema.load(DEPLOY / "gateway.yaml", GIVEN).config
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert [f"0.0.0.0:{ports[name]}" for name in ("http", "admin")] == [loaded.listen, loaded.admin]
-    paths = {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
-    assert paths == {"/readyz", "/healthz"}
-    assert container["args"][-2:] == ["--workers", "1"]
-    before = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
-    assert pod["terminationGracePeriodSeconds"] > before + loaded.port.drain + SINK_STOP_S
-    (scale,) = by_kind["HorizontalPodAutoscaler"]["metrics"]
-    assert scale["pods"]["metric"]["name"].removeprefix("sluicegate_") in FAMILIES
-    given = {variable["name"] for variable in container["env"]}
-    assert GIVEN.keys() | {"GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"} == given
-    assert "replicas" not in by_kind["StatefulSet"], "it would undo the autoscaler at every apply"
-
-
-def optional(name: str) -> Any:
-    (document,) = documents(f"kubernetes/optional/{name}.yaml")
-    return document
-
-
-def test_what_scales_and_scrapes_the_pods_names_what_there_is() -> None:
-    by_kind = {document["kind"]: document for document in documents("kubernetes/gateway.yaml")}
-    pods = by_kind["StatefulSet"]["spec"]["template"]
-    (container,) = pods["spec"]["containers"]
-    scale = by_kind["HorizontalPodAutoscaler"]["spec"]
-    metric = scale["metrics"][0]["pods"]
-    (rule,) = optional("prometheus-adapter-values")["rules"]["custom"]
-    assert rule["name"]["as"] == metric["metric"]["name"]
-    assert rule["seriesQuery"].partition("{")[0] == metric["metric"]["name"]
-    keda = optional("keda")["spec"]
-    (trigger,) = keda["triggers"]
-    query = parts(promql_parser.parse(trigger["metadata"]["query"]))
-    (selector,) = [node for node in query if isinstance(node, promql_parser.VectorSelector)]
-    assert selector.name == metric["metric"]["name"]
-    assert trigger["metadata"]["threshold"] == metric["target"]["averageValue"]
-    assert keda["scaleTargetRef"] == scale["scaleTargetRef"]
-    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (scale["minReplicas"], scale["maxReplicas"])
-    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == scale["behavior"]
-    monitor = optional("pod-monitor")["spec"]
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    assert monitor["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
-    assert pods["metadata"]["labels"][monitor["jobLabel"]] == "sluicegate", "alerts.yaml names this job"
-    assert endpoint["port"] in {port["name"] for port in container["ports"]}
-    secrets = {variable["valueFrom"]["secretKeyRef"]["name"] for variable in container["env"]}
-    credentials = endpoint["authorization"]["credentials"]
-    assert (credentials["name"] in secrets, credentials["key"]) == (True, "metrics-token"), "not the admin token"
-
-
-def test_the_ingress_streams_as_the_proxy_of_compose_does() -> None:
-    ingress = optional("ingress")
-    proxy = dict(re.findall(r"^\s*(\w+) ([^;{]+);", (DEPLOY / "nginx.conf").read_text(), flags=re.MULTILINE))
-    given = {key.partition("/")[2]: value for key, value in ingress["metadata"]["annotations"].items()}
-    for name in ("proxy-buffering", "proxy-request-buffering", "proxy-next-upstream"):
-        assert given[name] == "off"
-    assert int(given["proxy-read-timeout"]) == int(proxy["proxy_read_timeout"].rstrip("s"))
-    assert given["proxy-body-size"] == proxy["client_max_body_size"]
-    assert {rule["host"] for rule in ingress["spec"]["rules"]} == {*ingress["spec"]["tls"][0]["hosts"]}
-    backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
-    services = [each for each in documents("kubernetes/gateway.yaml") if each["kind"] == "Service"]
-    (service,) = [each for each in services if each["metadata"]["name"] == backend["name"]]
-    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
 
 
 def test_every_heading_that_a_file_refers_to_is_in_its_page() -> None:
