@@ -99,17 +99,16 @@ REFUSED = {
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 
 
-@pytest.mark.parametrize("refused", REFUSED)
-async def test_refused_requests_are_freed_as_they_end(serve: Serve, garbage: Garbage, refused: str) -> None:
-    body, status = REFUSED[refused]
+async def test_refused_requests_are_freed_as_they_end(serve: Serve, garbage: Garbage) -> None:
     async with serve("http://127.0.0.1:9/v1") as gateway:
         token = await gateway.token("refused", credit=1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        for _ in range(3):
-            writer.write(chat(token, body))
-            assert (await read_answer(reader)).status == status
+        for refused, (body, status) in REFUSED.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            for _ in range(3):
+                writer.write(chat(token, body))
+                assert (await read_answer(reader)).status == status, refused
+            writer.close()
         await garbage.assert_none()
-        writer.close()
 
 
 async def test_requests_without_a_token_are_freed(gateway: Running, garbage: Garbage) -> None:
@@ -140,11 +139,10 @@ async def test_a_body_with_broken_framing_is_freed(serve: Serve, garbage: Garbag
         await garbage.assert_none()
 
 
-@pytest.mark.parametrize("sent", [10_000, -1, None])
-async def test_requests_of_callers_that_leave_are_freed(serve: Serve, garbage: Garbage, sent: int | None) -> None:
+async def test_requests_of_callers_that_leave_are_freed(serve: Serve, garbage: Garbage) -> None:
     async with answering(serve, pace_s=10) as gateway:
         token = await gateway.token("leaving")
-        for _ in range(3):
+        for sent in (10_000, -1, None) * 3:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(chat(token, LARGE)[:sent])
             await writer.drain()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.async_api import Browser, Locator, Page, Request
+from playwright.async_api import Browser, Locator, Page, Request, ViewportSize
 
 from gateway.admin.pages.pages import OWN_PAGES, PAGES
 from tests.whole.browser import Window, needs_browser, window
@@ -19,7 +19,8 @@ from tests.whole.operated import Operated
 
 pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
-SIZES: Final = ((1440, 900), (375, 740))
+WIDE: Final[ViewportSize] = {"width": 1440, "height": 900}
+NARROW: Final[ViewportSize] = {"width": 375, "height": 740}
 
 
 def actions_of(pages: Iterable[tuple[str, str, Any]]) -> set[str]:
@@ -37,9 +38,11 @@ class Walk:
         self.page.on("request", self._note)
 
     async def goto(self, url: str) -> None:
-        """Open a page, and see that all that can be done there is reached."""
-        await self.window.goto(url)
-        assert await self.window.check_reach() > 3
+        """Open a page, and see that all that can be done there is reached, in a wide window and in a narrow one."""
+        for size in (WIDE, NARROW):
+            await self.page.set_viewport_size(size)
+            await self.window.goto(url)
+            assert await self.window.check_reach() > 3
         await self.page.reload()
 
     async def follow(self, target: Locator, key: str = "Enter") -> None:
@@ -104,10 +107,9 @@ class Walk:
             self.done |= {name for pattern, name in self._actions.items() if pattern.fullmatch(path)}
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-async def test_an_operator_with_a_keyboard(width: int, height: int, house: Operated, browser: Browser) -> None:
-    account = f"walked{width}"
-    async with window(browser, house.hosts, width=width, height=height) as opened:
+async def test_an_operator_with_a_keyboard(house: Operated, browser: Browser) -> None:
+    account = "walked"
+    async with window(browser, house.hosts) as opened:
         walk = Walk(opened, actions_of(PAGES))
         await opened.page.goto(await house.link())
         await opened.page.wait_for_url(f"{house.admin}/")
@@ -228,12 +230,11 @@ async def readings(walk: Walk, house: Operated, account: str) -> None:
     assert await walk.page.locator("tbody tr").count() > 8
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-async def test_a_caller_with_a_keyboard(width: int, height: int, house: Operated, browser: Browser) -> None:
-    account = f"caller{width}"
+async def test_a_caller_with_a_keyboard(house: Operated, browser: Browser) -> None:
+    account = "caller"
     token = await house.account(account)
     await house.ask(token)
-    async with window(browser, house.hosts, width=width, height=height) as opened:
+    async with window(browser, house.hosts) as opened:
         walk = Walk(opened, actions_of(OWN_PAGES))
         await opened.page.goto(await house.own_link(account))
         await opened.page.wait_for_url(f"{house.portal}/my")

@@ -91,7 +91,7 @@ MOMENTS: Final = {
 DONE: Final = b"data: [DONE]\n\n"
 FAILURE: Final = b'data: {"error":{"message":"no"}}\n\n'
 SHORT_IDLE: Final = ", timers: {idle: 0.5}"
-SHORT_TOTAL: Final = ", timers: {total: 2}"
+SHORT_TOTAL: Final = ", timers: {total: 1}"
 BOUNDED: Final = ", max_response_bytes: 20000"
 ENDINGS: Final = {
     # What ends the answer: whether it is read to the finish and beyond, and the channel's settings.
@@ -100,6 +100,7 @@ ENDINGS: Final = {
     "break after the finish": (True, ""),
     "silence after the finish": (True, SHORT_IDLE),
     "the caller leaves after the finish": (True, ""),
+    "silence after the caller left": (True, ""),
     "clean end before the finish": (False, ""),
     "break before the finish": (False, ""),
     "silence before the finish": (False, SHORT_IDLE),
@@ -118,7 +119,8 @@ def script_of(ending: str, moment: Moment) -> list[Step]:
         "clean end after the finish": [whole + LAST],
         "break after the finish": [whole, 0.05, Reset],
         "silence after the finish": [whole, Hold],
-        "the caller leaves after the finish": [CHUNKED + chunk(before + finish), 0.3, chunk(after + b": x\n\n"), Hold],
+        "the caller leaves after the finish": [CHUNKED + chunk(before + finish), 0.2, chunk(after) + LAST],
+        "silence after the caller left": [CHUNKED + chunk(before + finish), 0.2, chunk(after + b": x\n\n"), Hold],
         "clean end before the finish": [start + LAST],
         "break before the finish": [start, 0.05, Reset],
         "silence before the finish": [start, Hold],
@@ -154,7 +156,7 @@ async def test_the_charge_of_each_ending(moment: str, ending: str, serve: Serve)
         serve(upstream.base_url, channel=channel) as gateway,
     ):
         token = await gateway.token()
-        if "the caller leaves" in ending:
+        if "the caller le" in ending:
             await leave(gateway, token, b'"stop"' if finished else b"word2")
         else:
             await ask(gateway.port, chat(token))

@@ -188,7 +188,7 @@ SEEDS = {
     "a resolved request may be settled again": 3,
     "a settlement counts beside its hold": 1,
     "a settlement counts by the marks of its gateway alone": 8,
-    "a suspended account extends its holds": 3,
+    "a suspended account extends its holds": 1,
     "a window begins with the sum of the last": 7,
     "a window that has not ended begins again": 4,
     "an earlier extension that is repeated lowers the hold": 6,
