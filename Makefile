@@ -6,7 +6,7 @@ LOCK := deploy/requirements.lock
 
 # Tests of streams, which run a second time without the compiled path of events. Left out are those whose imports, and those of
 # what they test, have no compiled module: a test holds that.
-NO_EVENTS := $(patsubst %,tests/chat/test_%.py,bounds counts fields prompt prompt_bound request) \
+NO_EVENTS := $(patsubst %,tests/chat/test_%.py,counts prompt request) \
   $(patsubst %,tests/proxy/test_%.py,fair_queue turns)
 STREAMS := $(filter-out $(NO_EVENTS),$(wildcard tests/chat/test_*.py tests/proxy/test_*.py)) \
   $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)

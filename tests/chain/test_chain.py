@@ -1,24 +1,38 @@
-"""Hooks run in the order of the list; `on_end` runs in reverse order, once for each entered plugin, whatever happened."""
+"""Hooks in the order of the list: called once, described where they fail, wrong ones named when they are loaded."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
+from aiohttp import web
+from pytest_aiohttp import AiohttpServer
 from structlog.testing import capture_logs
 
-from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services
+from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services, Step
 from gateway.base.errors import GatewayError, Misconfigured, StoreAway
-from gateway.chain.chain import Chain, warnings
-from gateway.chain.entry import Entry
+from gateway.chain.chain import Chain, check_order, warnings
+from gateway.chain.entry import HOOKS, Entry, api_of, describe_error, may_answer, origin_of, wrong_facts, wrong_hooks
+from gateway.chain.request_hooks import RequestHooks
+from gateway.chain.services import MAX_TASKS
+from gateway.chain.services import Services as WorkServices
 from gateway.testing import exchange, services
-from tests.patience import PATIENCE_S
+from plugins.model_routing import ModelRouting
+from plugins.quota import Quota
+from plugins.rate_limit import RateLimit
+from plugins.redact import Redact
+from tests import faulty
+from tests.faulty import Answers, Blocks, Good, Misspelt, NamesFacts, TakesTooLittle, Waits
+from tests.patience import PATIENCE_S, wait_until
 
+# Hooks run in the order of the list; `on_end` runs in reverse order, once for each entered plugin, whatever happened.
 Does = Callable[[], object]
 
 
@@ -386,3 +400,414 @@ def test_the_repr_of_a_chain_lists_its_plugins() -> None:
     assert (
         repr(Chain([Entry("auth", Provides()), Entry("routes", Routes())], generation=3)) == "<Chain 3: auth > routes>"
     )
+
+
+# What is wrong with the hooks of a class is said with the file and the line.
+API = 1
+
+
+def line_of(kind: type[Plugin], hook: str) -> str:
+    """Return where a hook is, as errors name it."""
+    return f" ({Path(faulty.__file__)}, line {vars(kind)[hook].__code__.co_firstlineno})"
+
+
+class Flushes(Plugin):
+    """Has a method that is named like a hook."""
+
+    async def on_flush_all(self) -> None: ...
+
+
+class HooksRoutes(Plugin):
+    """Provides the route."""
+
+    provides = (Route,)
+
+
+def test_the_hooks_are_the_methods_of_the_base_class() -> None:
+    assert {"start", "stop", "on_request", "request_step", "on_chunk", "on_end", "end_step"} <= set(HOOKS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook", "text"),
+    [
+        (Blocks, "on_request", "`on_request` must be `async def`"),
+        (Waits, "on_chunk", "`on_chunk` must be `def`"),
+        (TakesTooLittle, "on_chunk", "`on_chunk` must take (self, exchange, chunk)"),
+        (
+            Misspelt,
+            "on_requests",
+            "`on_requests` is not a hook and is never called: did you mean `on_request`?",
+        ),
+    ],
+)
+def test_a_hook_that_the_gateway_cannot_call_is_named_with_its_line(kind: type[Plugin], hook: str, text: str) -> None:
+    assert list(wrong_hooks(kind)) == [text + line_of(kind, hook)]
+
+
+def test_a_method_with_the_name_of_a_hook_is_no_helper() -> None:
+    (found,) = wrong_hooks(Flushes)
+    assert found.startswith("`on_flush_all` is not a hook and is never called: ")
+
+
+def test_a_good_class_has_nothing_wrong() -> None:
+    assert [*wrong_hooks(Good), *wrong_facts(Good)] == []
+    (found,) = wrong_facts(NamesFacts)
+    assert found == "`requires` must be a tuple of types, such as `(Caller,)`"
+
+
+def test_the_api_of_a_plugin_is_in_its_class_or_in_its_module() -> None:
+    class Newer(Plugin):
+        API = 2
+
+    assert (api_of(Flushes), api_of(Newer), api_of(Good)) == (1, 2, None)
+
+
+def test_a_plugin_that_answers_above_the_routing_is_warned_of() -> None:
+    class Quiet(Plugin):
+        API = 1
+
+        async def on_request(self, exchange: Exchange) -> None: ...
+
+    class Annotated(Plugin):
+        API = 1
+
+        async def on_request(self, exchange: Exchange) -> Reply | None:
+            return None
+
+    assert (may_answer(Answers), may_answer(Annotated), may_answer(Quiet)) == (True, True, False)
+    routing = Entry("routing", HooksRoutes())
+    assert warnings([Entry("quiet", Quiet()), routing, Entry("cache", Annotated())]) == []
+    assert warnings([Entry("cache", Annotated()), routing]) == [
+        "`cache` answers requests above `routing`: it answers also for models that the caller may not use; "
+        "move it below `routing`"
+    ]
+
+
+def test_a_plugin_that_names_no_api_is_accepted_with_a_note() -> None:
+    assert warnings([Entry("routing", HooksRoutes()), Entry("good", Good())]) == [
+        "`good` does not say which API of plugins it is made for: write `API = 1` in its class"
+    ]
+
+
+# A failure is described with the plugin, its hook, and the line of its file that failed or that called what failed.
+HERE = str(Path(__file__))
+
+
+class Parses(Plugin):
+    """Fails in a library."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        self.parse("no JSON")
+
+    def parse(self, text: str) -> None:
+        json.loads(text)
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        raise SystemExit(3)
+
+
+def failures_line_of(text: str) -> int:
+    lines = Path(HERE).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip() == text)
+
+
+async def test_the_line_is_that_of_the_plugin_which_called_a_library() -> None:
+    entry = Entry("parser", Parses())
+    try:
+        await entry.plugin.on_request(exchange())
+    except ValueError as error:
+        at = f"{HERE}, line {failures_line_of('json.loads(text)')}"
+        assert origin_of(error) == {"plugin": "parser", "hook": "on_request", "at": at}
+        assert describe_error(error) == f"JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({at})"
+
+
+def test_what_a_plugin_exited_with_is_the_cause() -> None:
+    entry = Entry("parser", Parses())
+    try:
+        try:
+            entry.plugin.on_chunk(exchange(), b"")
+        except SystemExit as exited:
+            raise RuntimeError("'parser' raised SystemExit") from exited
+    except RuntimeError as error:
+        assert origin_of(error, "parser")["at"] == f"{HERE}, line {failures_line_of('raise SystemExit(3)')}"
+
+
+def test_what_comes_from_no_plugin_names_none() -> None:
+    try:
+        json.loads("no JSON")
+    except ValueError as error:
+        assert {"plugin", "hook"}.isdisjoint(origin_of(error))
+        assert origin_of(error, "known", "end_step")["plugin"] == "known"
+
+
+# A plugin that changes requests stands above those that count, hold money or route by what they say.
+class Identifies(Plugin):
+    provides: ClassVar[tuple[type, ...]] = (Caller,)
+
+
+class OrderRoutes(Plugin):
+    provides: ClassVar[tuple[type, ...]] = (Route,)
+
+
+class EditsNothing(Plugin):
+    edits = True
+
+
+class CountsAndEdits(Plugin):
+    edits = True
+    counts = True
+
+    async def on_request(self, exchange: Exchange) -> None: ...
+
+
+def entries(*plugins: Plugin) -> list[Entry]:
+    return [Entry(type(plugin).__name__, plugin) for plugin in plugins]
+
+
+def test_an_editor_above_what_counts_is_accepted() -> None:
+    check_order(entries(Identifies(), Redact(), CountsAndEdits(), RateLimit(), Quota(), ModelRouting()))
+
+
+@pytest.mark.parametrize("counter", [RateLimit, Quota, OrderRoutes, CountsAndEdits])
+def test_an_editor_below_what_counts_is_refused_with_the_cure(counter: type[Plugin]) -> None:
+    name = counter.__name__
+    with pytest.raises(Misconfigured) as refused:
+        check_order(entries(Identifies(), counter(), Redact(), OrderRoutes()))
+    assert str(refused.value) == (
+        f"'Redact' changes the request below '{name}', which decides by what it says: move 'Redact' above '{name}'"
+    )
+
+
+def test_an_editor_needs_the_hook_in_which_it_edits() -> None:
+    assert list(wrong_hooks(EditsNothing)) == [
+        "`edits = True` is declared, but there is no `on_request` that changes the request"
+    ]
+
+
+# Only a plugin that declares it may change the request, in `on_request` and in `explain`.
+class Edits(Plugin):
+    """Sets the model."""
+
+    edits = True
+    model: str = "other"
+    """The model."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        await exchange.edit({"model": self.model, "max_tokens": 7}, drop=["user"])
+
+    async def explain(self, exchange: Exchange) -> str:
+        await self.on_request(exchange)
+        return f"the model is {self.model}"
+
+
+class EditsInAStep(Plugin):
+    edits = True
+
+    async def request_step(self, exchange: Exchange) -> Step | None:
+        await exchange.edit({"model": "other"})
+        return None
+
+
+async def editing_run(of: Exchange, *plugins: Plugin) -> None:
+    entries = [Entry(f"{type(plugin).__name__}-{index}", plugin) for index, plugin in enumerate(plugins)]
+    await RequestHooks(of, entries, [], None).run()  # type: ignore[arg-type]
+
+
+async def test_a_change_that_changes_nothing_is_not_recorded() -> None:
+    of = exchange({"max_tokens": 7})
+    await editing_run(of, Edits(model="m"))
+    assert (of.changed_by, of.requested_model) == ((), "")
+
+
+async def test_a_step_may_be_planned_twice_and_so_cannot_edit() -> None:
+    with pytest.raises(GatewayError, match="'EditsInAStep-0' changes the request in `request_step`: use `on_request`"):
+        await editing_run(exchange(), EditsInAStep())
+
+
+async def test_nothing_is_edited_after_the_request_hooks() -> None:
+    of = exchange()
+    await editing_run(of, Edits())
+    with pytest.raises(GatewayError, match="outside of `on_request`"):
+        await of.edit({"model": "late"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"messages": []}, "'messages' is required"),
+        ({"Max_Tokens": 9}, "some upstreams take it for 'max_tokens'"),
+        ({"max_tokens ": 9}, "some upstreams take it for 'max_tokens'"),
+        ({"max\u00a0tokens": 9}, "some upstreams take it for 'max_tokens'"),
+        ({"n_predict": 9}, "use 'max_tokens' instead"),
+        ({"Stream": False}, "some upstreams take it for 'stream'"),
+        ({"temperature": float("inf")}, "`temperature` is no JSON"),
+        ({"x": msgspec.Raw(b'1, "stream": false')}, "`x` is no JSON"),
+        ({"seed": [[[]]] * 60_000}, "more than 100000 arrays"),
+    ],
+)
+async def test_a_change_that_makes_the_request_invalid_is_the_plugins_fault(
+    fields: dict[str, object], why: str
+) -> None:
+    class Breaks(Plugin):
+        edits = True
+
+        async def on_request(self, exchange: Exchange) -> None:
+            await exchange.edit(fields)
+
+    of = exchange()
+    with pytest.raises(GatewayError, match="'Breaks-0' makes a request that is not valid: ") as error:
+        await editing_run(of, Breaks())
+    assert why in str(error.value)
+    assert (await of.body()).top["messages"]
+    assert of.changed_by == ()
+
+
+async def test_a_test_may_call_the_hook_itself() -> None:
+    of = exchange()
+    await Edits().on_request(of)
+    assert (of.model, of.changed_by) == ("other", ("test",))
+
+
+def test_the_chain_refuses_an_editor_below_routing() -> None:
+    class Identifies(Plugin):
+        provides = (Caller,)
+
+    plugins = (Identifies(), ModelRouting(), Edits())
+    with pytest.raises(GatewayError, match="move 'Edits' above 'ModelRouting'"):
+        Chain([Entry(type(plugin).__name__, plugin) for plugin in plugins])
+    assert Route in ModelRouting.provides
+
+
+# What plugins begin with their services ends with them: after `stop`, and where a start fails.
+class Works(Plugin):
+    """Works in the background, and fails to start where it is asked to."""
+
+    provides = (Route,)
+
+    fails: bool = False
+
+    async def on_request(self, exchange: object) -> None: ...
+
+    async def start(self, services: Services) -> None:
+        self.calls = 0
+        self.stopped: list[bool] = []
+        self.http = services.http
+        services.every(0.001, self._count)
+        if self.fails:
+            raise ValueError("not now")
+
+    async def stop(self) -> None:
+        calls = self.calls
+        await asyncio.sleep(0.01)
+        self.stopped += [self.calls == calls, not self.http.closed]
+
+    async def _count(self) -> None:
+        self.calls += 1
+
+
+async def test_the_tasks_end_before_stop_and_the_session_after_it(store_url: str, tmp_path: Path) -> None:
+    plugin = Works()
+    before = asyncio.all_tasks()
+    async with services(tmp_path, store_url) as given:
+        chain = Chain([Entry("works", plugin)])
+        await chain.start(given)
+        await wait_until(lambda: plugin.calls > 1)
+        await chain.stop()
+    assert plugin.stopped == [True, True]
+    assert plugin.http.closed
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_plugin_that_does_not_start_leaves_nothing(store_url: str, tmp_path: Path) -> None:
+    good, bad = Works(), Works(fails=True)
+    before = asyncio.all_tasks()
+    async with services(tmp_path, store_url) as given:
+        chain = Chain([Entry("good", good), Entry("bad", bad)])
+        with pytest.raises(Misconfigured, match="'bad' does not start: not now"):
+            await chain.start(given)
+    assert (good.http.closed, bad.http.closed) == (True, True)
+    assert asyncio.all_tasks() == before
+
+
+# What a plugin does beside its hooks: it is called again, its failures are logged, and it ends with the plugin.
+@pytest.fixture
+async def work(tmp_path: Path, store_url: str) -> AsyncIterator[WorkServices]:
+    async with services(tmp_path, store_url) as given:
+        yield given.named("office-hours")
+
+
+async def test_a_function_is_called_again_after_a_failure_which_is_logged(work: WorkServices) -> None:
+    calls: list[str] = []
+
+    async def refresh() -> None:
+        task = asyncio.current_task()
+        calls.append(task.get_name() if task else "")
+        if len(calls) == 1:
+            raise SystemExit("a bug")
+
+    with capture_logs() as logged:
+        work.every(0.001, refresh)
+        await wait_until(lambda: len(calls) >= 3)
+    await work.close()
+    (line,) = logged
+    assert (line["event"], line["plugin"], line["hook"]) == ("plugin_failed", "office-hours", "every")
+    assert line["work"].endswith("refresh")
+    assert line["at"].startswith(f"{Path(__file__)}, line ")
+    assert calls[0].startswith("office-hours: ")
+
+
+async def test_what_runs_is_cancelled_and_waited_for(work: WorkServices) -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    before = asyncio.all_tasks()
+    work.every(0.001, wait)
+    await asyncio.sleep(0.05)
+    await work.end_tasks()
+    assert (ended, asyncio.all_tasks()) == ([True], before)
+
+
+async def test_what_cannot_be_repeated_is_refused(work: WorkServices) -> None:
+    async def nothing() -> None: ...
+
+    with pytest.raises(ValueError, match="give seconds above 0, not 0"):
+        work.every(0, nothing)
+    for _ in range(MAX_TASKS):
+        work.every(60, nothing)
+    with pytest.raises(ValueError, match="16 tasks at most"):
+        work.every(60, nothing)
+    await work.close()
+
+
+async def test_the_session_is_one_and_is_closed(work: WorkServices, aiohttp_server: AiohttpServer) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text="hi")
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    server = await aiohttp_server(app)
+    session = work.http
+    async with session.get(server.make_url("/")) as response:
+        assert await response.text() == "hi"
+    assert session is work.http
+    assert session.timeout.total == 30
+    await work.close()
+    assert session.closed
+
+
+async def test_what_is_no_function_is_refused_in_words(work: WorkServices) -> None:
+    async def refresh() -> None:
+        pass
+
+    with pytest.raises(
+        TypeError, match=r"give the function without calling it, as in `services.every\(60, self.refresh\)`"
+    ):
+        work.every(60, refresh())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="give an `async` function, not None"):
+        work.every(60, None)  # type: ignore[arg-type]
+    await work.close()

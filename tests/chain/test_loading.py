@@ -1,4 +1,4 @@
-"""A plugin is loaded by its installed name or from a file beside the YAML; if it cannot be, the error is one line."""
+"""Plugins are loaded, with their dialects and what the chain exposes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from gateway import StoreAway
 from gateway.base.errors import Misconfigured
 from gateway.chain import loading
-from gateway.chain.chain import Chain
+from gateway.chain.chain import Chain, dialects_of, provider_of
+from gateway.chain.checks import Exposure, exposure_of, max_prompt_tokens
+from gateway.chain.entry import Entry
 from gateway.chain.plugin import Plugin
+from gateway.chain.services import Window
+from gateway.chat.dialect import Dialect
+from gateway.chat.prompt import PartTokens
+from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
-from gateway.testing import services
+from gateway.store.client.client import Client
+from gateway.testing import FakeUpstream, configuration, running, services
 from plugins.auth import Auth
 from plugins.quota import Quota
 
+# A plugin is loaded by its installed name or from a file beside the YAML; if it cannot be, the error is one line.
 CHAIN = "plugins:\n  - use: auth\n  - use: {use}\n    with: {settings}\n  - use: model-routing\n"
-
 GREETER = """
 from gateway import Caller, Plugin
 
@@ -225,3 +233,172 @@ def test_a_class_that_is_no_plugin_of_this_gateway_is_refused_with_its_line(
 def test_the_api_may_be_named_in_the_module(folder: Path) -> None:
     (folder / "newer_0815.py").write_text("from gateway import Plugin\nAPI = 3\nclass P(Plugin): ...\n")
     assert "`newer_0815:P` is made for API 3 of plugins" in refusal(folder, "newer_0815:P")
+
+
+# The dialects of a chain: each has one provider, and can be made.
+class Good(Dialect):
+    name = "good"
+    path = "/good"
+
+
+class Bad(Dialect):
+    name = "bad"
+
+    def __init__(self) -> None:
+        raise OSError("no such file")
+
+
+class Provides(Plugin):
+    dialects = (Good,)
+
+
+class Breaks(Plugin):
+    dialects = (Bad,)
+
+
+def test_a_dialect_is_found_by_its_name() -> None:
+    found = dialects_of([Entry("one", Provides()), Entry("two", Plugin())])
+    assert list(found) == ["good"]
+    assert isinstance(found["good"], Good)
+    assert found["good"].error(500, b"x") == (500, b"x")
+
+
+def test_two_providers_or_one_that_fails_stop_the_start() -> None:
+    with pytest.raises(Misconfigured, match=r"^'two' provides the dialect `good`, as a plugin above does: keep one$"):
+        dialects_of([Entry("one", Provides()), Entry("two", Provides())])
+    with pytest.raises(Misconfigured, match=r"^'one' has a dialect that cannot be made: OSError$"):
+        dialects_of([Entry("one", Breaks())])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "wrong"),
+    [
+        ({"name": 7}, "`name` must be a text"),
+        ({"name": ""}, "`name` must be a text"),
+        ({"path": None}, "`path` must be a text that begins with /"),
+        ({"path": "messages"}, "`path` must be a text that begins with /"),
+        ({"path": "/a\r\nb"}, "`path` must be a text that begins with /"),
+        ({"headers": ["x-version"]}, "`headers` must be a mapping"),
+        ({"headers": {"x-version": 7}}, "`headers` must have texts alone"),
+        ({"headers": {"x version": "7"}}, "`headers.x version` is wrong: the name of a header"),
+        ({"headers": {"x-version": "7\r\nhost: x"}}, "`headers.x-version` is wrong: the value of a header"),
+        ({"headers": {"Host": "x"}}, "`headers.Host` is wrong: it says how"),
+        ({"auth": "header x-key", "headers": {"X-Key": "x"}}, "`headers.X-Key` is wrong: `auth` sends the credential"),
+        ({"auth": None}, "`auth` is wrong: must be `bearer`"),
+        ({"auth": "cookie x"}, "`auth` is wrong: must be `bearer`"),
+        ({"auth": "header host"}, "`auth` is wrong: the header host cannot carry"),
+    ],
+)
+def test_attributes_that_no_request_can_be_sent_with_stop_the_start(attributes: dict[str, object], wrong: str) -> None:
+    class Wrong(Plugin):
+        dialects = (type("Odd", (Good,), attributes),)
+
+    with pytest.raises(Misconfigured) as raised:
+        dialects_of([Entry("one", Wrong())])
+    assert str(raised.value).startswith(f"'one' has the dialect `Odd`, whose {wrong}")
+
+
+def test_a_dialect_knows_the_plugin_that_provides_it() -> None:
+    assert provider_of(Good()) == "Good"
+    assert provider_of(dialects_of([Entry("one", Provides())])["good"]) == "one"
+
+
+# The exposure is computed from the configuration alone.
+FILE = """
+data: {folder}
+port: {{max_body: 1200}}
+channels: {{a: {{base_url: 'http://a/v1'}}, b: {{base_url: 'http://b/v1'}}}}
+models:
+  cheap: {{input: 1, output: 1, channels: [a]}}
+  dear: {{input: 10, output: 20, channels: [a, b]}}
+groups:
+  default: {{ratio: 0.5}}
+  dearer: {{ratio: 2}}
+  modest: {{ratio: 9, models: [cheap]}}
+plugins: [{{use: auth}}, {quota}{{use: model-routing}}]
+"""
+PROMPT = 7 * 1200 + 100 * 16 + 128 + 640 + 109 * 128_000
+"""Of every byte, of the messages, of the request and of the files that fit."""
+DEAREST = 2 * ((PROMPT + 300) * 10 + 16 * 1_000_000 * 20)
+
+
+def bound(folder: Path, quota: str) -> Exposure | None:
+    (folder / "gateway.yaml").write_text(FILE.format(folder=folder, quota=quota))
+    loaded = load(folder / "gateway.yaml")
+    return exposure_of(loaded.config, loading.build(loaded))
+
+
+def test_with_full_holds_no_balance_falls_below_its_credit_line(tmp_path: Path) -> None:
+    assert bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ") == Exposure(
+        DEAREST, "dear", "dearer", 0, 7 * DEAREST
+    )
+
+
+def test_the_cost_beyond_a_hold_counts_once_for_each_hold(tmp_path: Path) -> None:
+    found = bound(tmp_path, "{use: quota, with: {max_holds: 7, max_hold: 1.5}}, ")
+    assert found is not None
+    assert found.overdraft == 7 * (DEAREST - 1_500_000)
+    assert str(found).startswith(
+        "every balance stays >= -credit line - 6424.33; one failover of the store may take it 6434.83 further"
+    )
+    assert found.in_words == found.warning
+    assert found.warning.startswith("a balance can fall 6424.33 below its credit line: `max_hold` ")
+    exact = bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ")
+    assert exact is not None
+    assert (exact.warning, exact.in_words) == ("", "no balance falls below zero, or below its account's credit line")
+
+
+@pytest.mark.parametrize("count", [1, 10, 100])
+@pytest.mark.parametrize(
+    ("message", "times"),
+    [
+        ('{"role":""}', 1),
+        ('{"role":"","content":"<"}', 1),
+        ('{"role":"x","content":[PARTS]}', 9),
+        ('{"role":"x","content":[{"type":"image","content":[PARTS]}]}', 4),
+    ],
+)
+@pytest.mark.parametrize("part", ['{"file":0}', '{"type":"file"}', '{"type":0}', '{"file":0,"image_url":0}', "{}", "0"])
+def test_no_body_counts_more_input_than_its_size_allows(count: int, message: str, times: int, part: str) -> None:
+    messages = ",".join([message.replace("PARTS", ",".join([part] * times))] * count)
+    body = check(f'{{"model":"m","stream":true,"messages":[{messages}]}}'.encode(), BodyRules())
+    for parts in (PartTokens(), PartTokens(1, 1, 10**7), PartTokens(10**7, 1, 1)):
+        assert body.prompt_tokens_bound(parts) <= max_prompt_tokens(body.size, parts)
+
+
+@pytest.mark.parametrize("quota", ["", "{use: quota, enabled: false}, "])
+def test_without_quota_there_is_no_exposure(tmp_path: Path, quota: str) -> None:
+    assert bound(tmp_path, quota) is None
+
+
+# What an account has spent in a window is what the usage log has of it.
+async def test_the_sum_is_of_one_account_and_one_window(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        FakeUpstream(pace_s=0) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        services = gateway.gateway.services
+        tokens = [await gateway.token(account) for account in ("alice", "bob")]
+        assert await services.spent("nobody") == 0
+        for token in (tokens[0], tokens[0], tokens[1]):
+            assert (await gateway.ask(token)).status == 200
+        await gateway.write_usage()
+        charged = {}
+        for name in ("alice", "bob"):
+            account = await gateway.store.accounts.get(name)
+            assert account is not None
+            charged[name] = 5_000_000 - account.balance_micros
+        assert charged["alice"] == 2 * charged["bob"] > 0
+        windows: tuple[Window, ...] = ("day", "week", "month")
+        for window in windows:
+            assert await services.spent("alice", window) == charged["alice"]
+            assert await services.spent("bob", window) == charged["bob"]
+        assert await services.spent("nobody") == 0, "what it remembers for a second is right, too"
+        with pytest.raises(ValueError, match="one of day, week, month, not decade"):
+            await services.spent("alice", "decade")  # type: ignore[arg-type]
+        for file in (tmp_path / "data/usage").glob("usage-????-??.sqlite*"):
+            file.unlink()
+            if file.suffix == ".sqlite":
+                file.write_bytes(b"no database" * 1000)
+        with pytest.raises(StoreAway, match="cannot be"):
+            await services.spent("carol")

@@ -1,22 +1,30 @@
-"""Steps of requests are sent together, decide in the order of the list, and are planned again where their plan was wrong."""
+"""Steps that plugins plan for requests, failovers and ends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
-from gateway import Exchange, Refused, Step
+from gateway import Exchange, Plugin, Refused, Step
 from gateway.base.errors import StoreAway, StoreError
 from gateway.chain.chain import Chain
+from gateway.chain.end_hooks import may_fail_over
 from gateway.chain.entry import Entry, wrong_hooks
 from gateway.store.client.client import Client
+from gateway.store.embedded import EmbeddedStore
 from gateway.testing import exchange
 from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Waiter, ran, started
+from tests.patience import PATIENCE_S, wait_until
 
+# Steps of requests are sent together, decide in the order of the list, and are planned again where their plan was wrong.
 CLOSED = Refused(403, "closed", "Come back later.")
 WRONG = Refused(401, "wrong", "Another token.")
 
@@ -310,3 +318,184 @@ class Both(Planner):
 def test_a_plugin_has_one_form_of_each_hook() -> None:
     (found,) = wrong_hooks(Both)
     assert found.startswith("`on_end` and `end_step` are both defined: keep one of them (")
+
+
+# Steps of ends are sent together, in reverse order; every plugin learns what became of its own.
+def end_hooks_planners(calls: list[str], *names: str) -> list[Planner]:
+    return [Planner(name=name, calls=calls, failures=[]) for name in names]
+
+
+async def end(chain: Chain, *plugins: Planner | Waiter) -> None:
+    entered = [Entry(plugin.name, plugin) for plugin in plugins]
+    await chain.end(exchange(), entered)
+    assert entered == []
+
+
+async def test_steps_run_in_reverse_order_in_one_script(tmp_path: Path, store_url: str, client: Client) -> None:
+    plugins = end_hooks_planners([], "a", "b", "c")
+    async with started(tmp_path, store_url, plugins) as (chain, _):
+        await end(chain, *plugins)
+        before = await client.call("INFO", "commandstats")
+        await end(chain, *plugins)
+        after = await client.call("INFO", "commandstats")
+    assert after["cmdstat_evalsha"]["calls"] == before["cmdstat_evalsha"]["calls"] + 1
+    assert await ran(client) == 2 * ["end of c", "end of b", "end of a"]
+
+
+async def test_a_plugin_that_waits_finds_what_the_steps_below_it_did(
+    tmp_path: Path, store_url: str, client: Client
+) -> None:
+    calls: list[str] = []
+    a, b = end_hooks_planners(calls, "a", "b")
+    plugins: Sequence[Planner | Waiter] = (a, Waiter(name="w", calls=calls), b)
+    async with started(tmp_path, store_url, plugins) as (chain, _):
+        await end(chain, *plugins)
+    assert calls == ["b plans the end", "w finds ['end of b'] at the end", "a plans the end"]
+    assert await ran(client) == ["end of b", "end of a"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_steps_after_one_that_stops_run_next_planned_again_where_it_says_so(
+    tmp_path: Path, store_url: str, client: Client, again: bool
+) -> None:
+    async def reads(_: Exchange, reply: Any) -> bool:
+        return again
+
+    calls: list[str] = []
+    plugins = end_hooks_planners(calls, "a", "b", "c")
+    plugins[2].end_script, plugins[2].ends = STOP, reads
+    async with started(tmp_path, store_url, plugins) as (chain, _):
+        await end(chain, *plugins)
+    assert await ran(client) == ["end of c", "end of b", "end of a"]
+    planned = ["c plans the end", "b plans the end", "a plans the end"]
+    assert calls == planned + (planned[1:] if again else [])
+
+
+async def test_a_step_that_fails_affects_no_other(tmp_path: Path, store_url: str, client: Client) -> None:
+    plugins = end_hooks_planners([], "a", "b", "c")
+    plugins[1].end_script = FAIL
+    async with started(tmp_path, store_url, plugins) as (chain, _):
+        await end(chain, *plugins)
+    assert await ran(client) == ["end of c", "end of a"]
+    assert [plugin.failures for plugin in plugins] == [[], ["b: ERR broken"], []]
+
+
+async def test_without_a_store_every_plugin_learns_it(tmp_path: Path) -> None:
+    plugins = end_hooks_planners([], "a", "b")
+    async with started(tmp_path, f"unix://{tmp_path}/nothing", plugins) as (chain, given):
+        for client in (given.store.client, given.store.settling):
+            client._topology._timeout_s = 0.1  # type: ignore[attr-defined]
+        await end(chain, *plugins)
+    assert all(len(plugin.failures) == 1 and "store" in plugin.failures[0] for plugin in plugins)
+
+
+async def test_an_error_in_any_part_is_logged_with_its_plugin(tmp_path: Path, store_url: str, client: Client) -> None:
+    async def crash(_: Exchange, reply: Any) -> bool:
+        raise SystemExit(3)
+
+    plugins = end_hooks_planners([], "a", "b")
+    plugins[1].ends = crash
+    with capture_logs() as logs:
+        async with started(tmp_path, store_url, plugins) as (chain, _):
+            await end(chain, *plugins)
+    assert await ran(client) == ["end of b", "end of a"]
+    assert [(line["event"], line["plugin"], line["hook"]) for line in logs] == [("plugin_failed", "b", "end_step")]
+
+
+async def test_to_give_up_a_frozen_store_is_a_failure_of_the_steps(tmp_path: Path) -> None:
+    embedded = EmbeddedStore.start(tmp_path)
+    plugins: list[Planner | Waiter] = [*end_hooks_planners([], "b", "c")]
+    try:
+        async with started(tmp_path / "data", embedded.url, plugins) as (chain, given):
+            assert await ran(given.redis) == []
+            os.kill(embedded.pid, signal.SIGSTOP)
+            entered = [Entry(plugin.name, plugin) for plugin in plugins]
+            ending = asyncio.create_task(chain.end(exchange(), entered))
+            await wait_until(lambda: plugins[0].calls[-1:] == ["b plans the end"])
+            await asyncio.sleep(0.05)
+            with capture_logs() as logs:
+                ending.cancel()
+                await ending
+            assert [(line["event"], line["plugin"]) for line in logs] == [("plugin_hangs", "c")]
+            assert [len(plugin.failures) for plugin in plugins if isinstance(plugin, Planner)] == [1, 1]
+            os.kill(embedded.pid, signal.SIGCONT)
+    finally:
+        embedded.stop()
+
+
+@pytest.mark.parametrize("wrong", list(WRONG_STEPS))
+async def test_what_cannot_be_sent_affects_no_other(tmp_path: Path, store_url: str, client: Client, wrong: str) -> None:
+    plugins = end_hooks_planners([], "a", "b", "c")
+    plugins[1].makes = WRONG_STEPS[wrong]
+    with capture_logs() as logs:
+        async with started(tmp_path, store_url, plugins) as (chain, _):
+            await end(chain, *plugins)
+            async with asyncio.timeout(PATIENCE_S):
+                await chain.idle()
+    assert await ran(client) == ["end of c", "end of a"]
+    assert {line["plugin"] for line in logs} == {"b"}
+    assert [plugin.failures for plugin in plugins] == [[], [], []]
+
+
+# Whether another upstream is called after one that failed: each plugin may prevent it, and what goes wrong is logged.
+REFUSED = Refused(402, "insufficient_balance", "Top up.")
+AWAY = StoreAway("the store did not answer in time")
+
+
+class Decides(Plugin):
+    calls: list[str]
+    name: str
+    error: BaseException | None = None
+
+    async def on_failover(self, exchange: Exchange) -> None:
+        self.calls.append(self.name)
+        if self.error is not None:
+            raise self.error
+
+
+async def asked(*plugins: Decides, on_error: Literal["refuse", "ignore"] = "refuse") -> tuple[bool, list[Any]]:
+    entries = [Entry(plugin.name, plugin, on_error) for plugin in plugins]
+    with structlog.testing.capture_logs() as logs:
+        return await may_fail_over(exchange(), entries), [(line["event"], line["plugin"]) for line in logs]
+
+
+async def test_all_plugins_are_asked_in_order() -> None:
+    calls: list[str] = []
+    assert await asked(Decides(calls=calls, name="a"), Decides(calls=calls, name="b")) == (True, [])
+    assert calls == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (REFUSED, "failover_refused"),
+        (AWAY, "failover_refused"),
+        (RuntimeError("a bug"), "plugin_failed"),
+        (SystemExit(3), "plugin_failed"),
+    ],
+)
+async def test_what_one_raises_prevents_it(error: BaseException, event: str) -> None:
+    calls: list[str] = []
+    result = await asked(Decides(calls=calls, name="a", error=error), Decides(calls=calls, name="b"))
+    assert (result, calls) == ((False, [(event, "a")]), ["a"])
+
+
+@pytest.mark.parametrize(("error", "may"), [(REFUSED, False), (AWAY, True), (RuntimeError("a bug"), True)])
+async def test_errors_may_be_ignored_but_no_refusal(error: BaseException, may: bool) -> None:
+    calls: list[str] = []
+    plugins = Decides(calls=calls, name="a", error=error), Decides(calls=calls, name="b")
+    found, logs = await asked(*plugins, on_error="ignore")
+    assert (found, len(logs), calls) == (may, 1, ["a", "b"] if may else ["a"])
+
+
+async def test_a_cancellation_goes_on() -> None:
+    class Waits(Decides):
+        async def on_failover(self, exchange: Exchange) -> None:
+            await asyncio.Event().wait()
+
+    call: Callable[[], Any] = lambda: may_fail_over(exchange(), [Entry("a", Waits(calls=[], name="a"))])  # noqa: E731
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,13 +1,18 @@
-"""What is an error, in every dialect, and what of it is shown."""
+"""Errors and complete answers of upstreams."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from gateway.chat import upstream_errors
+from gateway.chat.answers import Response
+from gateway.chat.usage import ReportedUsage, Usage
 from tests.chat.dialects import DIALECTS, MESSAGE, NOT_ERRORS
 from tests.chat.test_events import DONE, chunk, event, feed_cut, read, text
 
+# What is an error, in every dialect, and what of it is shown.
 LLAMA_FIELD = b'error: {"code":500,"message":"the model fell over","type":"server_error"}\n\n'
 
 
@@ -84,3 +89,51 @@ def test_the_field_error_of_llama_cpp_has_the_error_as_data() -> None:
     stream, _ = feed_cut(LLAMA_FIELD)
     assert stream.error is not None
     assert upstream_errors.details(upstream_errors.decode(stream.error))["message"] == MESSAGE
+
+
+# What a complete JSON response says.
+@pytest.mark.parametrize("body", ["[]", "5", "{}", '{"choices":null}', '{"choices":{}}'])
+def test_what_has_no_choices_is_no_response(body: str) -> None:
+    assert Response.read(body.encode()) is None
+
+
+@pytest.mark.parametrize("body", ["", "{", "[" * 9999, "\ud7ff", '{"choices":[]'])
+def test_what_cannot_be_decoded_is_an_error(body: str) -> None:
+    with pytest.raises(ValueError):
+        Response.read(body.encode())
+
+
+@pytest.mark.parametrize("value", [b'"\\ud83d"', b"-Infinity", b"NaN", b"1e400", b'"\xff"', b'"\xed\xa0\x80"'])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_the_decoders_of_clients_read_is_passed_on_and_read(value: bytes, mark: bytes) -> None:
+    body = b'{"choices":[{"logprob":%b}],"usage":{"prompt_tokens":7,"completion_tokens":11}}' % value
+    response = Response.read(mark + body)
+    assert response is not None
+    assert response.text == mark + body
+    assert response.usage.usage(lambda: 0, lambda: 0) == Usage(7, 11, "upstream", answers=1)
+
+
+def test_an_error_is_one_whatever_the_status() -> None:
+    response = Response.read(b'{"error":"no"}')
+    assert response is not None
+    assert response.error
+
+
+def test_the_text_of_the_message_is_estimated_and_nothing_else() -> None:
+    message = {
+        "role": "assistant",
+        "content": "x" * 40,
+        "reasoning_content": "y" * 40,
+        "tool_calls": [{"id": "c" * 99, "type": "function", "function": {"name": "f" * 20, "arguments": "a" * 20}}],
+    }
+    body = {"id": "z" * 400, "choices": [{"index": 0, "message": message}, {"index": 1, "message": message}]}
+    response = Response.read(json.dumps(body).encode())
+    assert response is not None
+    assert response.estimate_output() == 60
+    assert response.usage == ReportedUsage()
+
+
+def test_its_usage_is_final() -> None:
+    response = Response.read(b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":11}}')
+    assert response is not None
+    assert response.usage.usage(lambda: 0, lambda: 0) == Usage(7, 11, "upstream", answers=1)

@@ -1,21 +1,25 @@
-"""The checks of a request body, and the body that is sent to the upstream."""
+"""Requests: their checks, fields, and the body that is sent to the upstream."""
 
 from __future__ import annotations
 
 import json
 import time
 import tracemalloc
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.base.errors import Refused
-from gateway.chat.fields import MAY_ALLOW, fold
+from gateway.chat.fields import CHECKED, COMMON, MAY_ALLOW, REMEDIES, UNPRICED, fold
 from gateway.chat.prompt import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE
-from gateway.chat.request import Body, BodyRules, check
+from gateway.chat.request import Body, BodyRules, check, edited
 
+# The checks of a request body, and the body that is sent to the upstream.
 RULES = BodyRules()
 BASE = b'"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true'
 
@@ -380,3 +384,350 @@ def test_a_body_that_takes_long_to_parse_is_refused_early(field: bytes, what: st
 @pytest.mark.parametrize("text", ['\\"', "[{", "\\\\[{"], ids=["quotes", "brackets", "escapes and brackets"])
 def test_long_texts_that_contain_json_are_accepted(text: str) -> None:
     checked(body(messages=[{"role": "user", "content": text * 200_000}]))
+
+
+# Fields that an upstream may read in place of a checked one are refused, and those that it bills beside the tokens.
+# The fields of each vendor's chat completions that change what is billed (its reference, November 2026), and those of which it may
+# seem so: they change how many tokens there are, within what is held, but not what one costs.
+BILLED: dict[str, dict[str, Any]] = {
+    "openai": {
+        "service_tier": "priority",
+        "web_search_options": {},
+        "modalities": ["text", "audio"],
+        "tools": [{"type": "web_search"}],
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"prewarm": True},
+    },
+    "openrouter": {
+        "provider": {"sort": "throughput"},
+        "plugins": [{"id": "web"}],
+        "models": ["a", "b"],
+        "route": "fallback",
+        "preset": "p",
+        "modalities": ["image", "text"],
+        "image_config": {"image_size": "4K"},
+        "tools": [{"type": "openrouter:web_search"}],
+        "speed": "fast",
+        "service_tier": "flex",
+    },
+    "azure": {"data_sources": [{}], "dataSources": [{}], "enhancements": {"ocr": {}}, "service_tier": "priority"},
+    "xai": {
+        "search_parameters": {"mode": "on"},
+        "web_search_options": {"search_context_size": "high"},
+        "tools": [{"type": "function", "function": {}}, {"type": "live_search"}],
+        "deferred": True,
+    },
+    "gemini": {
+        "extra_body": {"google": {"cached_content": "c"}},
+        "google": {"cached_content": "c"},
+        "cached_content": "c",
+        "tools": [{"googleSearch": {}}],
+        "service_tier": "flex",
+        "modalities": ["image"],
+    },
+    "vllm": {
+        "best_of": 4,
+        "mm_processor_kwargs": {"max_pixels": 9**9},
+        "media_io_kwargs": {"video": {"num_frames": 999}},
+        "chat_template": "{% for i in range(9999) %}x{% endfor %}",
+    },
+    "groq": {
+        "service_tier": "performance",
+        "compound_custom": {"tools": {"enabled_tools": ["web_search"]}},
+        "tools": [{"type": "browser_search"}],
+    },
+    "translations of Anthropic's": {
+        "fallbacks": ["b"],
+        "inference_geo": "us",
+        "container": "c",
+        "mcp_servers": [{}],
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+    },
+    "alibaba, baidu": {
+        "enable_search": True,
+        "search_options": {"forced_search": True},
+        "enable_code_interpreter": True,
+        "web_search": {"enable": True},
+    },
+}
+NOT_BILLED: dict[str, Any] = {
+    "service_tier": "default",
+    "tools": [{"type": "function", "function": {"name": "f"}, "cache_control": {}}, {"type": "custom", "custom": {}}],
+    "modalities": ["text"],
+    "plugins": [],
+    "web_search_options": None,
+    "deferred": False,
+    "speed": "standard",
+    "prompt_cache_retention": "in_memory",
+    **dict.fromkeys(("reasoning_effort", "reasoning", "thinking", "thinking_budget", "verbosity", "prediction"), "x"),
+    **dict.fromkeys(("store", "metadata", "user", "safety_identifier", "prompt_cache_key", "moderation", "seed"), "x"),
+    **dict.fromkeys(("usage", "transforms", "session_id", "cache_control", "include_reasoning", "debug"), "x"),
+    **dict.fromkeys(("search_settings", "documents", "citation_options", "disable_tool_validation"), "x"),
+    **dict.fromkeys(("priority", "min_tokens", "use_beam_search", "chat_template_kwargs", "guided_json", "echo"), 1),
+}
+
+
+def fields_body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user"}], "stream": True, **fields}).encode()
+
+
+def refusal(raw: bytes, rules: BodyRules = RULES) -> Refused:
+    with pytest.raises(Refused) as caught:
+        check(raw, rules)
+    assert (caught.value.status, caught.value.code) in ((400, "invalid_request"), (400, "unpriced_option"))
+    assert caught.value.message.isprintable()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Model", "model"),
+        ("MODEL", "model"),
+        ("N", "n"),
+        ("Max_Tokens", "max_tokens"),
+        ("max_to\u212aens", "max_tokens"),
+        ("max_token\u017f", "max_tokens"),
+        ("\u017ftream", "stream"),
+        ("\ufb06ream", "stream"),
+        ("\uff4dodel", "model"),
+        ("Stream_Options", "stream_options"),
+        ("MAX_COMPLETION_TOKENS", "max_completion_tokens"),
+        ("max_complet\u0131on_tokens", "max_completion_tokens"),
+        ("MAX_COMPLET\u0130ON_TOKENS", "max_completion_tokens"),
+        ("maxTokens", "max_tokens"),
+        ("max-tokens", "max_tokens"),
+        ("_model", "model"),
+        ("m" + "_" * 1000 + "odel", "model"),
+        ("model\0", "model"),
+        ("N\0anything", "n"),
+        ("Temperature", "temperature"),
+        ("Messages", "messages"),
+        ("max_tokens ", "max_tokens"),
+        (" max tokens", "max_tokens"),
+        ("\u00a0max_tokens\t", "max_tokens"),
+        ("max_\u200btokens\ufeff", "max_tokens"),
+        ("n_predict\n", "max_tokens"),
+        ("model\x1f", "model"),
+    ],
+)
+def test_another_spelling_of_a_checked_field_is_refused_and_the_right_one_named(name: str, meant: str) -> None:
+    for value in (1, None, "x"):
+        error = refusal(fields_body(**{name: value}))
+        assert error.param == ascii(name[:64])[1:-1]
+        assert f"'{meant}'" in error.message
+
+
+def test_a_name_with_escapes_is_another_spelling_too() -> None:
+    error = refusal(b'{"model":"m","messages":[{"role":"user"}],"stream":true,"\\u004dodel":"x"}')
+    assert error.param == "Model"
+
+
+@pytest.mark.parametrize("name", ["Include_Usage", "include_u\u017fage", "includeUsage", "INCLUDE-USAGE"])
+def test_another_spelling_within_stream_options_is_refused(name: str) -> None:
+    error = refusal(fields_body(stream_options={name: False, "include_usage": True}))
+    assert error.param == f"stream_options.{ascii(name)[1:-1]}"
+    assert "'stream_options.include_usage'" in error.message
+
+
+def test_the_prototype_of_an_object_is_refused() -> None:
+    assert refusal(fields_body(**{"__proto__": {"n": 16}})).param == "__proto__"
+    assert refusal(fields_body(stream_options={"__proto__": {}})).param == "stream_options.__proto__"
+
+
+def test_a_long_name_is_shortened() -> None:
+    assert refusal(fields_body(**{"_" * 300 + "n": 1})).param == "_" * 64
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(COMMON - CHECKED),
+        "nn",
+        "models2",
+        "top_k",
+        "min_tokens",
+        "stop_token_ids",
+        "streams",
+        "\u0435n",
+        "x" * 70,
+    ],
+)
+def test_any_other_field_is_accepted(name: str) -> None:
+    assert check(fields_body(**{name: 1}), BodyRules()).model == "m"
+    check(fields_body(stream_options={name: 1}), BodyRules())
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_field_that_is_read_in_place_of_a_checked_one_is_refused_with_what_to_use(name: str) -> None:
+    error = refusal(fields_body(**{name: 1}))
+    assert error.param == name
+    assert REMEDIES[name] in error.message
+    assert refusal(fields_body(**{name.upper(): 1})).param == name.upper()
+
+
+@pytest.mark.parametrize(("vendor", "name"), [(vendor, name) for vendor, fields in BILLED.items() for name in fields])
+def test_a_field_that_changes_what_the_upstream_bills_is_refused_unless_the_operator_allows_it(
+    vendor: str, name: str
+) -> None:
+    value = BILLED[vendor][name]
+    error = refusal(fields_body(**{name: value}))
+    assert error.param == name
+    assert error.code == ("invalid_request" if name in REMEDIES else "unpriced_option")
+    if name in MAY_ALLOW:
+        check(fields_body(**{name: value}), BodyRules(allow_fields=frozenset({name})))
+    refusal(fields_body(**{name.upper(): value}))
+
+
+def test_every_such_field_is_in_the_table() -> None:
+    assert {name for fields in BILLED.values() for name in fields} >= UNPRICED | {"tools", "service_tier"}
+
+
+@pytest.mark.parametrize("name", NOT_BILLED)
+def test_a_field_that_orders_nothing_else_is_accepted(name: str) -> None:
+    check(fields_body(**{name: NOT_BILLED[name]}), RULES)
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        b'[{"type":"function","function":{},"type":"web_search"}]',
+        b'[{"type":"web_search","function":{},"type":"function"}]',
+        b'[{"type":"function","function":{},"ty\\u0070e":"web_search"}]',
+        b'[{"type":"function","function":{},"Type":"web_search"}]',
+        b'[{"type":"function","function":{},"google_search":{}}]',
+        b'[{"function":{}}]',
+        b"1",
+    ],
+)
+def test_no_tool_of_the_upstream_hides_in_one_of_the_caller(tools: bytes) -> None:
+    raw = b'{"model":"m","messages":[{"role":"user"}],"stream":true,"tools":%b}' % tools
+    assert (refusal(raw).code, refusal(raw).param) == ("unpriced_option", "tools")
+
+
+def test_a_service_tier_with_a_price_is_accepted_and_auto_and_the_default_always() -> None:
+    rules = BodyRules(service_tiers={"m": ("flex",)})
+    for asked, kept in {"flex": "flex", "auto": "auto", "default": "", None: "", "": ""}.items():
+        assert check(fields_body(service_tier=asked), rules).service_tier == kept
+    assert check(fields_body(), rules).service_tier == ""
+    assert "default or auto or flex" in refusal(fields_body(service_tier="priority"), rules).message
+    assert refusal(fields_body(service_tier="flex", model="other"), rules).param == "service_tier"
+    assert refusal(fields_body(service_tier=1), rules).code == "invalid_request"
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_an_operator_may_allow_such_a_field_but_no_other_spelling_of_it(name: str) -> None:
+    rules = BodyRules(allow_fields=frozenset({name}))
+    parsed = check(fields_body(**{name: ["a"]}), rules)
+    assert json.loads(b"".join(parsed.upstream("m", "max_tokens", 1, ask_usage=True)))[name] == ["a"]
+    assert refusal(fields_body(**{name.swapcase(): 1}), rules).param == name.swapcase()
+    other = next(each for each in REMEDIES if each != name)
+    assert refusal(fields_body(**{other: 1}), rules).param == other
+
+
+def test_frequent_fields_are_not_other_spellings() -> None:
+    assert {fold(name) for name in COMMON - CHECKED}.isdisjoint(
+        {fold(name) for name in (*CHECKED, *REMEDIES, *UNPRICED)}
+    )
+
+
+@given(st.sampled_from(sorted(CHECKED)), st.data())
+def test_folding_is_what_python_takes_for_equal(name: str, data: st.DataObject) -> None:
+    letters = [chr(code) for code in range(0x80, 0x3000) if chr(code).casefold() in name]
+    alike = {
+        letter: [letter, letter.upper(), *(each for each in letters if each.casefold() == letter)] for letter in name
+    }
+    spelt = "".join(data.draw(st.sampled_from(alike[letter])) for letter in name)
+    assert fold(spelt) == fold(name)
+
+
+# A changed body is the old one with some fields set and others dropped; all other values stay as the caller wrote them.
+RAW = b'{"model":"m", "stream":true,"messages":[{"role":"user","content":"\\u0068i"}],"top_p":1.0e0,"user":"u"}'
+
+
+def edit_body(raw: bytes = RAW) -> Any:
+    return check(raw, BodyRules())
+
+
+def test_fields_are_set_and_dropped_and_the_others_stay_byte_for_byte() -> None:
+    made = edited(edit_body(), {"model": "other", "seed": 7}, ["user", "never-there"])
+    assert made == (
+        b'{"model":"other","stream":true,"messages":[{"role":"user","content":"\\u0068i"}],"top_p":1.0e0,"seed":7}'
+    )
+
+
+def test_a_change_that_changes_nothing_is_none() -> None:
+    assert edited(edit_body(), {}, []) is None
+    assert edited(edit_body(), {"model": "m", "user": msgspec.Raw(b'"u"')}, ["seed"]) is None
+
+
+@pytest.mark.parametrize("name", ["stream", "stream_options"])
+def test_how_the_answer_is_delivered_cannot_be_changed(name: str) -> None:
+    with pytest.raises(ValueError, match="the caller decides how its answer is delivered"):
+        edited(edit_body(), {name: None}, [])
+    with pytest.raises(ValueError, match=f"`{name}` cannot be changed"):
+        edited(edit_body(), {}, [name])
+
+
+def test_a_value_without_json_or_a_text_for_a_list_of_names_is_an_error() -> None:
+    with pytest.raises(ValueError, match="`seed` is no JSON"):
+        edited(edit_body(), {"seed": object()}, [])
+    with pytest.raises(TypeError, match=r"a list of names: \['user'\]"):
+        edited(edit_body(), {}, "user")
+
+
+DEEP: list[object] = []
+DEEP.append(DEEP)
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ({"temperature": float("nan")}, "`temperature` is no JSON: Out of range float"),
+        ({"x": {"y": [1, float("-inf")]}}, "`x` is no JSON"),
+        ({"user": "\ud800"}, "`user` is no JSON: 'utf-8' codec"),
+        ({"x": [{"\udfff": 1}]}, "`x` is no JSON"),
+        ({"\ud800": 1}, r"`\\ud800` is no JSON"),
+        ({7: 1}, "`` is no JSON: 'int' object"),
+        ({"stop": {"a", "b"}}, "`stop` is no JSON: a set"),
+        ({"x": [b"bytes"]}, "`x` is no JSON: a bytes"),
+        ({"x": datetime(2026, 1, 1, tzinfo=UTC)}, "`x` is no JSON: a datetime"),
+        ({"x": Decimal(1)}, "`x` is no JSON: a Decimal"),
+        ({"x": DEEP}, "`x` is no JSON: Circular reference"),
+        ({"x": msgspec.Raw(b'1,"stream":false')}, "`x` is no JSON: JSON is malformed: trailing characters"),
+        ({"x": [msgspec.Raw(b"NaN")]}, "`x` is no JSON: JSON is malformed: invalid character"),
+        ({"x": msgspec.Raw(b"[" * 200_000)}, "`x` is no JSON"),
+    ],
+)
+def test_a_field_that_json_does_not_have_is_refused_by_its_name(field: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        edited(edit_body(), field, [])
+
+
+def test_every_value_that_json_has_is_accepted() -> None:
+    value: dict[str, Any] = {
+        "a": [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", (1, [])],
+        "": {},
+        "raw": msgspec.Raw(b" [1.0e0] "),
+    }
+    made = edited(edit_body(), {"x": value}, [])
+    assert made is not None
+    assert msgspec.json.decode(made)["x"]["a"] == [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", [1, []]]
+
+
+def test_the_fields_of_a_body_are_changed_by_nothing_else() -> None:
+    read = edit_body()
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        read.top["max_tokens"] = msgspec.Raw(b"9")
+    for method in ("clear", "pop", "popitem", "update", "setdefault"):
+        assert not hasattr(read.top, method)
+    with pytest.raises(AttributeError):
+        read.top = {}
+    assert memoryview(read.top["messages"]).readonly
+
+
+def test_a_body_whose_values_were_freed_cannot_be_changed() -> None:
+    freed = edit_body()
+    freed.drop_values()
+    with pytest.raises(ValueError, match="values were freed"):
+        edited(freed, {"seed": 1}, [])

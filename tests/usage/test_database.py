@@ -1,8 +1,9 @@
-"""A row is one request, and the sums by day equal the sum of the closed rows, whatever is written in whatever order."""
+"""The database of the usage log: a row is one request, and sums by day equal the sum of rows, whatever is written how."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import sqlite3
@@ -18,12 +19,15 @@ from structlog.testing import capture_logs
 from gateway.base.errors import GatewayError
 from gateway.base.ids import arrival_ms, month
 from gateway.domain.exchange import Outcome
+from gateway.usage import database as checks_database
 from gateway.usage import queries
 from gateway.usage.database import (
     GROUPS,
     SUM_COLUMNS,
     SUMS,
+    SUSPECT,
     UnusableFile,
+    UsageDatabase,
     check_files,
     files_aside,
     month_before,
@@ -33,9 +37,10 @@ from gateway.usage.database import (
 from gateway.usage.home import Home, Writer
 from gateway.usage.home import months as months_of
 from gateway.usage.postgres import Postgres
-from gateway.usage.record import Record
-from tests.records import arrival, close_open, end, id_at, usage_database, writer
+from gateway.usage.record import MAX_NUMBER, Record
+from tests.records import COSTED, arrival, close_open, end, id_at, usage_database, writer
 
+# A row is one request, and the sums by day equal the sum of the closed rows, whatever is written in whatever order.
 NEW_YEAR_MS = 1_798_761_600_000
 
 
@@ -316,3 +321,106 @@ def test_a_file_of_another_version_is_refused_and_stays_as_it_is(tmp_path: Path,
             refused()
     assert path.read_bytes() == before
     assert files_aside(tmp_path) == []
+
+
+# A batch is written with each sum, row and place as if its records had been written one by one.
+OPENED = [arrival() for _ in range(3)]
+ENDED = [end(OPENED[0], account="b", **COSTED), end(OPENED[1], account="a"), end(OPENED[2], account="b")]
+CRASHED = end(OPENED[0], account="c", outcome=Outcome.GATEWAY_CRASHED)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("records", [
+    [*OPENED, CRASHED, *ENDED, *OPENED, *ENDED],
+    [CRASHED, ENDED[0], CRASHED, end(OPENED[0], account="late"), OPENED[0]],
+])  # fmt: skip
+def test_the_size_of_the_batches_changes_nothing(database: Writer, records: list[Record], size: int) -> None:
+    coming = iter(records)
+    while batch := list(itertools.islice(coming, size)):
+        database.write(batch)
+    expected = {record.id: record for record in ENDED if record in records}
+    assert {record.id: record for record in queries.select(database.home)} == expected
+    assert rolled_up(database.home) == summed(database.home)
+
+
+def test_ends_have_their_places_in_the_order_in_which_they_came(database: Writer) -> None:
+    tail = queries.Tail(database.home, queries.START)
+    database.write([*OPENED, *ENDED])
+    assert [record for _, record in tail.poll()] == ENDED
+    database.write([end(OPENED[1], account="again")])
+    assert tail.poll() == []
+
+
+def test_sums_beyond_what_a_file_can_hold_stop_no_record(database: Writer) -> None:
+    opened = [arrival() for _ in range(1100)]
+    database.write([end(record, prompt_tokens=MAX_NUMBER, completion_tokens=-MAX_NUMBER) for record in opened])
+    (total,) = rolled_up(database.home)
+    assert total["requests"] == len(opened)
+    assert total["prompt_tokens"] == pytest.approx(MAX_NUMBER * len(opened))
+    assert total["completion_tokens"] == pytest.approx(-MAX_NUMBER * len(opened))
+
+
+# A file that is damaged on the disk is noticed by its writer, which has the pages in memory.
+OLD = end(arrival())
+MONTH = month(OLD.id)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UsageDatabase:
+    """Return a writer that has written some hundred records, and checks its files each time."""
+    monkeypatch.setattr(checks_database, "CHECK_S", 0)
+    rows = usage_database(tmp_path)
+    rows.write([OLD, *(end(arrival()) for _ in range(400))])
+    return rows
+
+
+def overwrite(path: Path, first: int, last: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(first)
+        file.write(os.urandom(last - first))
+
+
+def test_a_file_overwritten_while_it_is_written_is_set_aside(rows: UsageDatabase) -> None:
+    path, wal = path_of(rows.folder, MONTH), path_of(rows.folder, MONTH, "-wal")
+    overwrite(path, 0, path.stat().st_size)
+    overwrite(wal, 0, wal.stat().st_size)
+    rows.write([after := end(arrival())])  # it does not notice
+    rows.check()
+    assert len(files_aside(rows.folder)) == 1
+    rows.write([after])
+    assert list(queries.select(rows.folder)) == [after]
+
+
+def test_damage_that_a_reader_finds_is_reported_to_the_writer(
+    rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks_database, "look", lambda path: None)
+    wal = path_of(rows.folder, MONTH, "-wal")
+    overwrite(wal, wal.stat().st_size // 3, wal.stat().st_size // 2)
+    rows.check()
+    assert files_aside(rows.folder) == []
+    with pytest.raises(UnusableFile):
+        list(queries.select(rows.folder))
+    rows.check()
+    assert len(files_aside(rows.folder)) == 1
+    assert not path_of(rows.folder, MONTH, SUSPECT).exists()
+
+
+def test_a_report_about_a_sound_file_changes_nothing(rows: UsageDatabase) -> None:
+    path_of(rows.folder, MONTH, SUSPECT).touch()
+    rows.check()
+    assert files_aside(rows.folder) == []
+    assert queries.find(rows.folder, OLD.id) == OLD
+    assert not path_of(rows.folder, MONTH, SUSPECT).exists()
+
+
+def test_a_file_that_something_else_removed_is_lost_and_followers_go_on(rows: UsageDatabase) -> None:
+    tail = queries.Tail(rows.folder)
+    path_of(rows.folder, MONTH).unlink()
+    with capture_logs() as logs:
+        rows.write([after := end(arrival())])
+    assert len(files_aside(rows.folder)) == 1
+    assert [entry["event"] for entry in logs] == ["usage_file_gone"]
+    assert [record.id for _, record in tail.poll()[-1:]] == [after.id]
+    with pytest.raises(UnusableFile, match="is empty in place of a file that was removed"):
+        queries.find(rows.folder, OLD.id)

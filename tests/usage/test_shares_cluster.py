@@ -9,8 +9,7 @@ from gateway.usage.record import encode
 from gateway.usage.stream import STREAMS
 from tests.records import arrival, end
 from tests.store.cluster import client, masters
-from tests.usage.test_closing import opened
-from tests.usage.test_shares import Machine, machines
+from tests.usage.test_shares import Machine, machines, opened
 
 __all__ = ["client", "machines", "masters"]
 

@@ -1,4 +1,4 @@
-"""Sums of days that are over are kept, and are still those of the log whatever is written later."""
+"""Sums, pages and lists of the usage log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.base.ids import arrival_ms
 from gateway.domain.exchange import Outcome
-from gateway.usage import sums
+from gateway.usage import queries, sums
 from gateway.usage.database import SUMS, UnusableFile, path_of
 from gateway.usage.home import Home, Part, Writer
-from gateway.usage.record import Record
+from gateway.usage.queries import RequestsQuery, own_sums, page
+from gateway.usage.record import Record, hashed_reference
 from gateway.usage.sums import DAY_MS, Order, Row, Selected, Summing, grouped, statement
-from tests.records import COSTED, arrival, end, id_at, usage_database, writer
+from tests.records import COSTED, arrival, close_open, end, id_at, usage_database, writer
 
+# Sums of days that are over are kept, and are still those of the log whatever is written later.
 NEW_YEAR_MS = 1_798_761_600_000
 NOW_MS = NEW_YEAR_MS + 5 * DAY_MS + 9 * 3_600_000
 ALL = 1_000_000
@@ -190,3 +193,261 @@ def test_a_file_that_cannot_be_read_is_named_and_not_kept_as_nothing(tmp_path: P
     assert len(unusable) == 1
     path.write_bytes(whole)
     assert dicts(summing.totals(("account",), Selected(), Order(ALL), []).rows, ("account",)) == expected
+
+
+# Sums from the sums by day, and from the requests themselves, are the same.
+@pytest.fixture
+def sums_database(home: Home) -> Writer:
+    sums_database = writer(home)
+    for number in range(12):
+        changes: dict[str, Any] = {**COSTED} if number % 2 else {}
+        opened = arrival(id_at(NEW_YEAR_MS + (number - 6) * DAY_MS // 2))
+        outcome = Outcome.REFUSED if number % 5 == 0 else Outcome.COMPLETED
+        sums_database.write(
+            [end(opened, account="ab"[number % 2], model="mn"[number % 3 % 2], outcome=outcome, **changes)]
+        )
+    return sums_database
+
+
+@pytest.mark.parametrize("by", [["day"], ["month", "account"], ["model", "day", "channel", "token_id"], []])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Selected(),
+        Selected(account="a", model="m"),
+        Selected(since_ms=NEW_YEAR_MS, until_ms=NEW_YEAR_MS + DAY_MS),
+        Selected(until_ms=NEW_YEAR_MS),
+    ],
+)
+def test_both_ways_give_the_same(
+    sums_database: Writer, monkeypatch: pytest.MonkeyPatch, by: list[str], wanted: Selected
+) -> None:
+    fast = grouped(sums_database.home, by, wanted, [])
+    assert fast
+    monkeypatch.setattr(sums, "_OF_DAYS", set())
+    if by:
+        assert grouped(sums_database.home, by, wanted, []) == fast
+    if wanted == Selected() and "month" not in by:
+        assert queries.summary(sums_database.home, by) == fast
+
+
+def test_a_time_within_a_day_is_exact(sums_database: Writer) -> None:
+    def counted(since_ms: int, until_ms: int) -> int:
+        return sum(
+            line["requests"]
+            for line in grouped(sums_database.home, ["day"], Selected(None, None, None, since_ms, until_ms), [])
+        )
+
+    assert counted(NEW_YEAR_MS + 1, NEW_YEAR_MS + DAY_MS // 2) == 0
+    assert counted(NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS // 2 + 1) == 2
+
+
+def test_sums_are_grouped_by_a_tag(home: Home) -> None:
+    sums_database = writer(home)
+    tags: list[dict[str, str]] = [{"tenant": "acme"}, {"tenant": "acme", "feature": "chat"}, {"tenant": "it's"}, {}]
+    sums_database.write([end(arrival(id_at(NEW_YEAR_MS)), tags=each) for each in tags])
+    found = grouped(home, ["tag:tenant"], Selected(), [])
+    assert [(line["tag:tenant"], line["requests"]) for line in found] == [("", 1), ("acme", 2), ("it's", 1)]
+
+
+# Queries of the usage log's files.
+QUERIES_DAY_MS = 86_400_000
+
+
+def test_a_folder_that_does_not_exist_has_no_requests(tmp_path: Path) -> None:
+    assert queries.find(tmp_path / "none", arrival().id) is None
+    assert list(queries.select(tmp_path / "none")) == []
+    assert queries.summary(tmp_path / "none", ["day"]) == []
+
+
+@pytest.mark.parametrize("id", ["", "x", "../../../etc/passwd", "ffffffff-ffff-7fff-bfff-ffffffffffff"])
+def test_an_invalid_id_is_not_found(database: Writer, id: str) -> None:  # noqa: A002
+    database.write([arrival()])
+    assert queries.find(database.home, id) is None
+
+
+def test_requests_are_selected_in_the_order_of_their_arrival_across_months(database: Writer) -> None:
+    times = [NEW_YEAR_MS + 7, NEW_YEAR_MS - 5, NEW_YEAR_MS, NEW_YEAR_MS - 9]
+    database.write(arrival(id_at(ms)) for ms in times)
+    stamps = [row.arrived_at[-5:-1] for row in queries.select(database.home)]
+    assert stamps == [".991", ".995", ".000", ".007"]
+    assert [row.arrived_at[-5:-1] for row in queries.select(database.home, newest_first=True)] == stamps[::-1]
+
+
+def test_requests_are_selected_by_account_outcome_and_time(database: Writer) -> None:
+    mine, theirs = end(arrival(id_at(NEW_YEAR_MS))), end(arrival(id_at(NEW_YEAR_MS)), account="other")
+    cut = end(arrival(id_at(NEW_YEAR_MS + 1)), outcome=Outcome.CALLER_GONE)
+    database.write([mine, theirs, cut])
+    assert list(queries.select(database.home, account="demo")) == [mine, cut]
+    assert list(queries.select(database.home, outcome=Outcome.CALLER_GONE)) == [cut]
+    assert list(queries.select(database.home, since_ms=NEW_YEAR_MS + 1)) == [cut]
+    assert list(queries.select(database.home, account="other", until_ms=NEW_YEAR_MS + 1)) == [theirs]
+
+
+def test_a_summary_adds_up_everything_that_it_is_not_grouped_by(database: Writer) -> None:
+    for ms in (NEW_YEAR_MS - 1, NEW_YEAR_MS, NEW_YEAR_MS + QUERIES_DAY_MS):
+        other = end(arrival(id_at(ms)), model="llama-3", outcome=Outcome.REFUSED)
+        database.write([end(arrival(id_at(ms)), **COSTED), other])
+    sums = {"requests": 3, "prompt_tokens": 33, "completion_tokens": 123, "charge_micros": 369}
+    known = {"cached_tokens": 12, "cache_write_tokens": 6, "cost_micros": 300, "margin_micros": 69, "unknown_costs": 0}
+    unknown = {**dict.fromkeys(known, 0), "unknown_costs": 3}
+    assert queries.summary(database.home, ["model"]) == [
+        {"model": "gpt-4o-mini", "completed": 3, **sums, **known},
+        {"model": "llama-3", "completed": 0, **sums, **unknown},
+    ]
+    assert [total["requests"] for total in queries.summary(database.home, [])] == [6]
+
+
+def test_a_summary_includes_its_first_and_its_last_day(database: Writer) -> None:
+    database.write(end(arrival(id_at(NEW_YEAR_MS + day * QUERIES_DAY_MS))) for day in range(-2, 3))
+    totals = queries.summary(database.home, ["day"], since="2026-12-31", until="2027-01-02")
+    assert [total["day"] for total in totals] == ["2026-12-31", "2027-01-01", "2027-01-02"]
+
+
+def polled(tail: queries.Tail) -> list[Record]:
+    return [record for _, record in tail.poll()]
+
+
+def test_a_tail_returns_each_request_once_when_it_has_ended(database: Writer) -> None:
+    before, across = arrival(), arrival()
+    database.write([end(before), across])
+    tail = queries.Tail(database.home)
+    assert polled(tail) == []
+    later = arrival()
+    database.write([end(across), later])
+    assert polled(tail) == [end(across)]
+    database.write([end(later), end(across)])
+    assert polled(tail) == [end(later)]
+    assert polled(tail) == []
+
+
+def test_a_tail_continues_into_the_next_month(database: Writer) -> None:
+    database.write([end(arrival(id_at(NEW_YEAR_MS - 1)))])
+    tail = queries.Tail(database.home)
+    new = end(arrival(id_at(NEW_YEAR_MS)))
+    database.write([new])
+    assert polled(tail) == [new]
+
+
+def test_a_tail_continues_after_any_cursor_of_another(database: Writer) -> None:
+    beginning = queries.Tail(database.home).cursor
+    ended = [end(arrival(id_at(NEW_YEAR_MS + offset))) for offset in (-3, -2, -1, 0, 1)]
+    database.write(ended)
+    first = queries.Tail(database.home, beginning).poll()
+    assert [record for _, record in first] == ended
+    for place, (cursor, _) in enumerate(first):
+        assert polled(queries.Tail(database.home, cursor)) == ended[place + 1 :]
+
+
+def test_a_tail_returns_a_request_again_when_its_presumed_end_was_wrong(database: Writer) -> None:
+    tail, opened = queries.Tail(database.home), arrival()
+    database.write([opened])
+    close_open(database, arrival_ms(opened.id) + 1)
+    assert [record.outcome for record in polled(tail)] == [Outcome.GATEWAY_CRASHED]
+    database.write([end(opened)])
+    assert polled(tail) == [end(opened)]
+
+
+@pytest.mark.parametrize("wrong", ["x", "2026-11", "2026-11.1+", "2026-11.1+2026-12.1+2027-01.1", "2026-11.-1", "\n"])
+def test_an_invalid_cursor_is_refused(database: Writer, wrong: str) -> None:
+    with pytest.raises(ValueError, match="no such place"):
+        queries.Tail(database.home, wrong)
+
+
+def test_a_reader_sees_whole_batches_only_while_one_is_written(database: Writer) -> None:
+    first = arrival()
+    database.write([first])
+    reading = queries.select(database.home)
+    assert next(reading) == first
+    database.write([arrival()])
+    assert list(reading) == []
+
+
+def test_requests_are_named_by_the_ids_of_their_answers(database: Writer) -> None:
+    times = (NEW_YEAR_MS - QUERIES_DAY_MS, NEW_YEAR_MS, NEW_YEAR_MS + QUERIES_DAY_MS)
+    found = [end(arrival(id_at(ms)), completion_id=f"chatcmpl-{number % 2}") for number, ms in enumerate(times)]
+    database.write([*found, end(arrival(id_at(NEW_YEAR_MS)), completion_id="")])
+    assert queries.named(database.home, "completion_id", ["chatcmpl-0"], 9) == [found[2], found[0]]
+    assert queries.named(database.home, "completion_id", ["chatcmpl-0", "chatcmpl-1"], 2) == [found[2], found[1]]
+    assert queries.named(database.home, "completion_id", [""], 9) == []
+
+
+# Pages and sums of one account, from files of any version.
+PAGES_DAY_MS = 86_400_000
+
+
+def all_pages(home: Home, wanted: RequestsQuery, limit: int) -> list[Record]:
+    """Return what all pages have, and assert that no page has too much."""
+    found, after = list[Record](), wanted.after
+    while True:
+        part = page(
+            home, RequestsQuery(wanted.account, after, wanted.model, wanted.outcome, wanted.reference), limit, []
+        )
+        assert len(part.records) <= limit
+        found += part.records
+        if not part.next:
+            return found
+        assert not after or part.next < after, "it goes on"
+        after = part.next
+
+
+@pytest.mark.parametrize("scanned", [1, 2, 3, 100])
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_all_pages_together_have_each_request_once(
+    database: Writer, monkeypatch: pytest.MonkeyPatch, scanned: int, limit: int
+) -> None:
+    monkeypatch.setattr(queries, "MAX_SCANNED", scanned)
+    named = hashed_reference("demo", "x")
+    own = [
+        end(
+            arrival(id_at(NEW_YEAR_MS + (number - 5) * PAGES_DAY_MS * 9)),
+            model="ab"[number % 2],
+            outcome=Outcome.REFUSED if number % 3 == 0 else Outcome.COMPLETED,
+            reference=named if number % 4 == 0 else "",
+        )
+        for number in range(10)
+    ]
+    database.write([*own, *(end(arrival(each.id[:-1] + "z"), account="other") for each in own)])
+    own.reverse()
+    home = database.home
+    assert all_pages(home, RequestsQuery("demo"), limit) == own
+    assert all_pages(home, RequestsQuery("demo", model="a"), limit) == [each for each in own if each.model == "a"]
+    refused = [each for each in own if each.outcome is Outcome.REFUSED]
+    assert all_pages(home, RequestsQuery("demo", outcome=Outcome.REFUSED), limit) == refused
+    assert all_pages(home, RequestsQuery("demo", reference=named), limit) == [each for each in own if each.reference]
+    both = [each for each in refused if each.reference]
+    assert all_pages(home, RequestsQuery("demo", outcome=Outcome.REFUSED, reference=named), limit) == both
+
+
+def test_a_reference_of_another_account_is_not_found_even_with_the_same_hash(database: Writer) -> None:
+    database.write([end(arrival(), account="other", reference="same")])
+    assert page(database.home, RequestsQuery("demo", reference="same"), 10, []).records == []
+
+
+def test_records_without_an_account_are_in_no_list_and_no_sum(database: Writer) -> None:
+    database.write([end(arrival(), account=""), arrival()])
+    assert page(database.home, RequestsQuery(""), 10, []).records == []
+    assert own_sums(database.home, "", ["day"], "0000-01-01", "9999-12-31", []) == []
+
+
+def test_only_the_rows_of_requests_with_a_reference_are_in_its_index(tmp_path: Path) -> None:
+    database = usage_database(tmp_path)
+    database.write([end(arrival()), end(arrival(), reference="x")])
+    (file,) = [file for _, file in database._files.values()]
+    ids = file.execute("SELECT id FROM requests INDEXED BY requests_of_reference WHERE reference != ''").fetchall()
+    assert len(ids) == 1
+
+
+def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    database = usage_database(tmp_path)
+    before, after = end(arrival(id_at(NEW_YEAR_MS - 1))), end(arrival(id_at(NEW_YEAR_MS)))
+    database.write([before, after])
+    database.close()
+    path_of(database.home, "2026-12").write_bytes(b"no database" * 1000)
+    unusable: list[UnusableFile] = []
+    assert page(database.home, RequestsQuery("demo"), 10, unusable).records == [after]
+    assert [line["requests"] for line in own_sums(database.home, "demo", [], "2026-01-01", "2027-12-31", unusable)] == [
+        1
+    ]
+    assert len(unusable) == 2
+    assert all("usage-2026-12.sqlite" in str(error) for error in unusable)

@@ -1,9 +1,12 @@
+"""The wallet: holds, extensions and settlements are done once, and sent as steps."""
+
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ import pytest
 from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import Masters
-from gateway.store.money.wallet import Credit, Hold, Settle, Settled, Wallet
+from gateway.store.client.steps import RAN, STOPPED, Step, run_steps
+from gateway.store.money.wallet import Credit, Hold, HoldReply, Settle, Settled, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.conftest import (
     ACCOUNT,
@@ -25,6 +29,7 @@ from tests.store.conftest import (
     take,
     wallet_of_then,
 )
+from tests.store_proxy import Fault, StoreProxy
 
 DAY_S = 24 * 3600
 
@@ -537,3 +542,248 @@ async def test_settlements_are_repeated_to_a_master_that_was_a_replica_meanwhile
     assert await masters.replay_after_failover(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()
+
+
+# An extension raises a hold to a total: whatever is repeated or lost on the way, it is raised once, and settled as a whole.
+MOST = 2**53 - 1
+
+
+async def extend(wallet: Wallet, request_id: str, amount: int = 50, floor: int = 0) -> HoldReply:
+    return await wallet.extend(ACCOUNT, request_id, amount=amount, floor=floor)
+
+
+@pytest.fixture
+async def held(wallet: Wallet) -> str:
+    """Return a request that holds 30 of 100."""
+    request_id = new_request_id()
+    await take(wallet, request_id, 30)
+    return request_id
+
+
+async def test_raises_the_hold_to_the_total(wallet: Wallet, held: str) -> None:
+    reply = await extend(wallet, held, 50)
+    assert (reply.outcome, reply.balance, reply.held) == (Hold.HELD, 100, 50)
+
+
+async def test_repeated_takes_nothing_more_and_a_late_one_lowers_nothing(wallet: Wallet, held: str) -> None:
+    for total in (50, 50, 70, 50):
+        reply = await extend(wallet, held, total)
+    assert (reply.outcome, reply.held) == (Hold.HELD, 70)
+
+
+async def test_needs_the_difference_and_not_a_micro_more(wallet: Wallet, held: str) -> None:
+    other = new_request_id()
+    await take(wallet, other, 20)
+    refused = await extend(wallet, held, 81)
+    assert (refused.outcome, refused.held) == (Hold.FUNDS, 50)
+    assert (await extend(wallet, held, 80)).outcome is Hold.HELD
+    assert await wallet.settle(ACCOUNT, held, 80) == Settled(Settle.OK, 80)
+
+
+async def test_a_credit_line_adds_to_what_is_available(client: Client, wallet: Wallet, held: str) -> None:
+    await client.call("HSET", KEY + "account", "credit_line", 50)
+    assert (await extend(wallet, held, 151)).outcome is Hold.FUNDS
+    assert (await extend(wallet, held, 150)).outcome is Hold.HELD
+
+
+async def test_a_settlement_ends_the_whole_hold(client: Client, wallet: Wallet, held: str) -> None:
+    await extend(wallet, held, 90)
+    assert await wallet.settle(ACCOUNT, held, 45) == Settled(Settle.OK, 45)
+    assert await balance_and_held(client) == (55, 0)
+    assert await wallet.verify(ACCOUNT) == []
+
+
+async def test_a_repeated_hold_keeps_what_was_added(client: Client, wallet: Wallet, held: str) -> None:
+    await extend(wallet, held, 90)
+    assert (await take(wallet, held, 30)).outcome is Hold.HELD
+    assert (await take(wallet, held, 30, fingerprint="beef")).outcome is Hold.CONFLICT
+    assert await balance_and_held(client) == (100, 90)
+
+
+async def test_the_lease_stays_and_the_larger_floor_is_charged_at_its_end(client: Client, wallet: Wallet) -> None:
+    request_id, lower = new_request_id(), new_request_id()
+    for each in (request_id, lower):
+        await take(wallet, each, 20, floor=4)
+    before = await client.call("ZRANGE", KEY + "leases", 0, -1, "WITHSCORES")
+    await extend(wallet, request_id, 40, floor=9)
+    await extend(wallet, lower, 40, floor=3)
+    assert await client.call("ZRANGE", KEY + "leases", 0, -1, "WITHSCORES") == before
+    for each in (request_id, lower):
+        await overdue(client, each)
+    assert sorted(await wallet.sweep(ACCOUNT)) == [(request_id, 9), (lower, 4)]
+
+
+async def test_the_floor_is_at_most_the_amount(client: Client, wallet: Wallet, held: str) -> None:
+    await extend(wallet, held, 40, floor=60)
+    await overdue(client, held)
+    assert await wallet.sweep(ACCOUNT) == [(held, 40)]
+
+
+async def test_a_hold_past_its_lease_is_not_extended(client: Client, wallet: Wallet, held: str) -> None:
+    await overdue(client, held)
+    for _ in range(2):
+        assert (await extend(wallet, held)).outcome is Hold.DONE
+        await wallet.sweep(ACCOUNT)
+    assert await balance_and_held(client) == (100, 0)
+
+
+@pytest.mark.parametrize("cost", [0, 12])
+async def test_a_resolved_request_is_not_extended(client: Client, wallet: Wallet, held: str, cost: int) -> None:
+    await wallet.settle(ACCOUNT, held, cost)
+    assert (await extend(wallet, held)).outcome is Hold.DONE
+    assert await balance_and_held(client) == (100 - cost, 0)
+
+
+async def test_a_hold_that_the_store_lost_is_not_taken_again(client: Client, wallet: Wallet) -> None:
+    assert (await extend(wallet, new_request_id())).outcome is Hold.LOST
+    assert await balance_and_held(client) == (100, 0)
+
+
+@pytest.mark.parametrize("status", ["suspended", "closed"])
+async def test_an_account_that_is_not_active_is_refused(client: Client, wallet: Wallet, held: str, status: str) -> None:
+    await client.call("HSET", KEY + "account", "status", status)
+    assert (await extend(wallet, held)).outcome is Hold.INACTIVE
+    assert await balance_and_held(client) == (100, 30)
+
+
+async def test_an_unknown_account_is_refused_and_not_created(client: Client) -> None:
+    assert (await extend(Wallet(client), new_request_id())).outcome is Hold.NO_ACCOUNT
+    assert await client.call("DBSIZE") == 0
+
+
+@pytest.mark.parametrize("amount", [-1, MOST + 1])
+async def test_an_amount_out_of_range_changes_nothing(client: Client, wallet: Wallet, held: str, amount: int) -> None:
+    with pytest.raises(StoreError, match="the amount"):
+        await extend(wallet, held, amount)
+    assert await balance_and_held(client) == (100, 30)
+
+
+async def test_a_sum_of_holds_beyond_its_range_changes_nothing(client: Client) -> None:
+    await open_account(client, MOST, credit_line=MOST)
+    wallet, held = Wallet(client), new_request_id()
+    await take(wallet, held, 30)
+    await take(wallet, new_request_id(), 1)
+    with pytest.raises(StoreError, match="the new sum of holds"):
+        await extend(wallet, held, MOST)
+    assert (await extend(wallet, held, MOST - 1)).outcome is Hold.HELD
+    assert await balance_and_held(client) == (MOST, MOST)
+
+
+@pytest.mark.parametrize("fault", Fault, ids=[fault.name.lower() for fault in Fault])
+async def test_with_a_network_fault_it_is_raised_once_or_the_whole_can_be_released(
+    client: Client, wallet: Wallet, held: str, store_url: str, fault: Fault
+) -> None:
+    async with StoreProxy(store_url, delay_s=0.75) as proxy:
+        impatient = Client.connect(proxy.url, timeout_s=0.5)
+        behind = Wallet(impatient)
+        await behind.sweep(ACCOUNT)
+        proxy.once(fault)
+        (reply,) = await asyncio.gather(extend(behind, held, 50), return_exceptions=True)
+        assert isinstance(reply, StoreAway) or reply.outcome is Hold.HELD  # type: ignore[union-attr]
+        amounts = (30, 50) if isinstance(reply, StoreAway) else (50,)
+        assert (await balance_and_held(client))[1] in amounts
+        await impatient.close()
+    await wallet.release(ACCOUNT, held)
+    assert await balance_and_held(client) == (100, 0)
+    assert await wallet.verify(ACCOUNT) == []
+
+
+# A settlement that is sent as a step stops those after it exactly where another amount than its cost was charged.
+TOO_OLD_S = 24 * 3600 + 1
+MARK = Script("mark", "redis.call('SET', KEYS[1], ARGV[1]) return 'marked'")
+Prepare = Callable[[Client, Wallet, str], Awaitable[object]]
+
+
+async def wallet_steps_held(_: Client, wallet: Wallet, request_id: str) -> None:
+    await take(wallet, request_id, 30, floor=3)
+
+
+async def settled(_: Client, wallet: Wallet, request_id: str) -> None:
+    await take(wallet, request_id, 30)
+    await wallet.settle(ACCOUNT, request_id, 12)
+
+
+async def released(_: Client, wallet: Wallet, request_id: str) -> None:
+    await take(wallet, request_id, 30)
+    await wallet.release(ACCOUNT, request_id)
+
+
+async def expired(client: Client, wallet: Wallet, request_id: str) -> None:
+    await wallet_steps_held(client, wallet, request_id)
+    await overdue(client, request_id)
+    await wallet.sweep(ACCOUNT)
+
+
+async def charged_late(client: Client, wallet: Wallet, request_id: str) -> None:
+    await expired(client, wallet, request_id)
+    await wallet.settle(ACCOUNT, request_id, 12)
+
+
+async def unknown(_: Client, wallet: Wallet, request_id: str) -> None:
+    pass
+
+
+async def closed(client: Client, wallet: Wallet, request_id: str) -> None:
+    await client.call("DEL", KEY + "account", KEY + "wallet", KEY + "ledger", KEY + "credits")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "age_s", "cost", "result", "status"),
+    [
+        (wallet_steps_held, 0, 12, Settled(Settle.OK, 12), RAN),
+        (wallet_steps_held, 0, 0, Settled(Settle.OK, 0), RAN),
+        (settled, 0, 12, Settled(Settle.DONE, 12), RAN),
+        (settled, 0, 13, Settled(Settle.DONE, 12), STOPPED),
+        (settled, 0, 0, Settled(Settle.DONE, 12), STOPPED),
+        (released, 0, 0, Settled(Settle.DONE, 0), RAN),
+        (released, 0, 12, Settled(Settle.DONE, 0), STOPPED),
+        (expired, 0, 12, Settled(Settle.LATE, 12), RAN),
+        (expired, 0, 3, Settled(Settle.LATE, 3), RAN),
+        (expired, 0, 0, Settled(Settle.LATE, 0), RAN),
+        (charged_late, 0, 12, Settled(Settle.DONE, 12), RAN),
+        (charged_late, 0, 3, Settled(Settle.DONE, 12), STOPPED),
+        (unknown, 0, 12, Settled(Settle.ORPHAN, 12), RAN),
+        (unknown, TOO_OLD_S, 12, Settled(Settle.STALE, 0), STOPPED),
+        (unknown, TOO_OLD_S, 0, Settled(Settle.STALE, 0), RAN),
+        (closed, 0, 12, Settled(Settle.NO_ACCOUNT, 0), STOPPED),
+        (closed, 0, 0, Settled(Settle.NO_ACCOUNT, 0), RAN),
+    ],
+)
+async def test_steps_after_a_settlement_run_only_where_its_cost_was_charged(
+    client: Client, wallet: Wallet, prepare: Prepare, age_s: int, cost: int, result: Settled, status: int
+) -> None:
+    request_id = new_request_id(age_s)
+    await prepare(client, wallet, request_id)
+    read: list[Settled] = []
+
+    async def then(outcome: Settled) -> bool:
+        read.append(outcome)
+        return False
+
+    step = wallet.settle_step(ACCOUNT, request_id, cost, then=then)
+    after = Step(MARK, [KEY + "mark"], ["reached"])
+    (first, reply), *rest = await run_steps(client, [step, after])
+    assert step.read is not None
+    await step.read(reply)
+    assert (read, first) == ([result], status)
+    reached = status == RAN
+    assert rest == ([[RAN, b"marked"]] if reached else [])
+    assert after.may_have_run is reached
+    assert await client.call("GET", KEY + "mark") == (b"reached" if reached else None)
+
+
+async def test_a_settlement_that_is_refused_changes_nothing_and_stops_those_after_it(client: Client) -> None:
+    await open_account(client, 100)
+    wallet = Wallet(client)
+
+    async def then(_: Settled) -> bool:
+        return False
+
+    steps = [
+        wallet.settle_step(ACCOUNT, "no-uuid", 12, then=then),
+        Step(MARK, [KEY + "mark"], ["reached"]),
+    ]
+    before = await client.call("DUMP", KEY + "wallet")
+    assert len(await run_steps(client, steps)) == 1
+    assert await client.call("EXISTS", KEY + "mark") == 0
+    assert await client.call("DUMP", KEY + "wallet") == before
