@@ -40,6 +40,8 @@ ADMIN_TOKEN = "an-admin-token-of-31-characters"
 GIVEN = {"GATEWAY_REDIS": "redis://store:6379", "GATEWAY_DATABASE": "", "OPENAI_API_KEY": "key"}
 STYLE = "{extends: default, rules: {line-length: {max: 132}, comments-indentation: disable}}"
 
+DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text())
+
 Samples = dict[str, list[dict[str, str]]]
 
 
@@ -62,9 +64,12 @@ def test_yaml_is_tidy(file: Path) -> None:
 
 def queries() -> Iterator[tuple[str, str]]:
     """Yield every expression of the dashboard and of the alerts, with its title there."""
-    for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"].replace("$__rate_interval", "1m")
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            query = re.sub(
+                r"\$(model|channel|group|instance)\b", ".*", target["expr"].replace("$__rate_interval", "1m")
+            )
+            yield f"{panel['id']} {panel['title']}", query
     for group in documents("alerts.yaml")[0]["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
@@ -169,6 +174,30 @@ def test_a_query_names_metrics_and_labels_that_the_gateway_exports(scrape: Sampl
         for node in nodes:
             if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
                 assert set(node.modifier.labels) <= series[0].keys(), f"{name}: {selector.name} has no such label"
+
+
+def test_the_dashboard_has_six_figures_and_four_rows_and_each_query_is_of_what_is_chosen(scrape: Samples) -> None:
+    panels = DASHBOARD["panels"]
+    assert [panel["type"] for panel in panels[:7]] == ["stat"] * 6 + ["row"]
+    assert [panel["title"] for panel in panels if panel["type"] == "row"] == [
+        "Traffic",
+        "Upstreams",
+        "Money",
+        "Gateway",
+    ]
+    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    assert variables.keys() == {"datasource", "model", "channel", "group", "instance"}
+    for name in variables.keys() - {"datasource"}:
+        metric, label = re.findall(r"label_values\((\w+), (\w+)\)", variables[name]["query"])[0]
+        assert label == name and all(name in labels for labels in scrape[metric])
+    for panel in panels:
+        for target in panel.get("targets", ()):
+            for name, chosen in re.findall(r"sluicegate_(\w+)\{([^}]*)\}", target["expr"]):
+                family = FAMILIES.get(name) or FAMILIES[re.sub("_(total|bucket)$", "", name)]
+                labels = {"instance", *family.labels} & variables.keys()
+                assert set(re.findall(r"=~\"\$(\w+)\"", chosen)) == labels, target["expr"]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert places == sorted(set(places), key=lambda place: (place[1], place[0]))
 
 
 def test_an_alert_about_a_channel_counts_no_requests_that_no_channel_could_serve() -> None:

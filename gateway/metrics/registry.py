@@ -1,7 +1,7 @@
 """The metrics of the gateway: which numbers are counted, under which names, for requests and for channels.
 
-1. **Labels come from the configuration.** A model, a channel or a plugin is a label only if the file names it; any other name
-   is `other`, and a missing one is `none`. So callers cannot create series.
+1. **Labels come from the configuration.** A model, a channel, a group or a plugin is a label only if the file names it; any other
+   name is `other`, and a missing one is `none`. So callers cannot create series.
 2. **A request is counted once**, at its end, after its plugins; nothing is done for an event.
 3. **No number is lost with a worker**: all processes count in shared memory, see `gateway.metrics.shared`.
 4. **Requests are counted under the channel that served them.** That a channel fails while another one serves is seen only in the
@@ -70,6 +70,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "internal_errors": Family("counter", "Requests that ended in an internal error."),
     "errors": Family("counter", "Requests that ended in an error: its code, and the plugin that refused.", ("code", "plugin")),
     "tokens": Family("counter", "Tokens used, of prompts and completions.", ("kind", *SERVED_BY)),
+    "group_requests": Family("counter", "Requests that ended, by the group of the account.", ("group",)),
+    "group_charge_micros": Family("counter", "Charges of a group, in millionths of a currency unit.", ("group",)),
     "charge_micros": Family("counter", "Charges, in millionths of a currency unit.", SERVED_BY),
     "cost_micros": Family("counter", "What channels bill, in millionths of a currency unit, where that is known.", SERVED_BY),
     "margin_micros": Family("gauge", "Charges less costs since the start, of requests whose cost is known.", SERVED_BY),
@@ -123,6 +125,7 @@ class Metrics:
         """The codes that are labels, by the plugin that refused: none of them takes the place of another's, or of the gateway's."""
         self._series: dict[SeriesKey, Series] = {}
         self.channels = ChannelMetrics(shared)
+        self._groups = {group: self._group(group) for group in (OTHER, NONE)}
         if catalogue is not None:
             self.use(catalogue)
         for key in STARTED:
@@ -136,6 +139,7 @@ class Metrics:
         models, channels = {*catalogue.models, OTHER, NONE}, {*catalogue.channels, OTHER, NONE}
         self.channels.forget(catalogue.channels)
         self.channels.use(catalogue.channels)
+        self._groups = {group: self._group(group) for group in (*catalogue.groups, OTHER, NONE)}
         self._series = {key: series for key, series in self._series.items() if key[1] in models and key[2] in channels}
 
     def ended(self, exchange: Exchange) -> None:
@@ -164,8 +168,11 @@ class Metrics:
             if usage.cached_tokens or usage.cache_write_tokens:
                 read[0] += usage.cached_tokens
                 written[0] += usage.cache_write_tokens
+        of_group, charged_to_group = self._groups.get(exchange.group) or self._groups[OTHER if exchange.group else NONE]
+        of_group[0] += 1.0
         if charge_micros := exchange.charge_micros:
             charged[0] += charge_micros
+            charged_to_group[0] += charge_micros
         if (cost_micros := exchange.cost_micros) is None:
             unknown[0] += 1.0
         elif cost_micros or charge_micros:
@@ -205,6 +212,9 @@ class Metrics:
     def histogram(self, name: str, *labels: str) -> SharedHistogram:
         """Return a series whose values are observed."""
         return SharedHistogram(self._numbers(name, *labels), FAMILIES[name].bounds)
+
+    def _group(self, group: str) -> tuple[Numbers, Numbers]:
+        return self._numbers("group_requests", group), self._numbers("group_charge_micros", group)
 
     def _numbers(self, name: str, *labels: str) -> Numbers:
         return self.shared.at((name, *map(_text, labels)), FAMILIES[name].width)

@@ -192,7 +192,10 @@ async def test_a_gateway_counts_what_it_answered(store_url: str, client: Client,
     assert value(samples, "requests_total", outcome="completed", **place) == 1
     assert value(samples, "requests_total", outcome="completed", model="none", channel="none") == 1
     assert value(samples, "errors_total", code="token_invalid", plugin="auth") == 1
-    assert (value(samples, "charge_micros_total", **place) or 0) > 0, "the charge is known before it is counted"
+    charged = value(samples, "charge_micros_total", **place) or 0
+    assert charged > 0, "the charge is known before it is counted"
+    assert [value(samples, "group_requests_total", group=name) for name in ("default", "none", "other")] == [2, 1, 0]
+    assert value(samples, "group_charge_micros_total", group="default") == charged
     assert (value(samples, "store_call_seconds_count") or 0) > 4
 
 
