@@ -73,7 +73,7 @@ class CrossOriginGateway(Gateway):
 
     def _grants(self, request: ParsedRequest) -> bool:
         """Return whether this is a preflight request of a page that may call, and has no body, as none has."""
-        if not is_preflight(request) or self.draining:
+        if not is_preflight(request) or self.closing:
             return False
         bodyless = not request.content_length and "Transfer-Encoding" not in request.headers
         return bodyless and request.headers["Origin"] in self._named

@@ -48,6 +48,8 @@ from gateway.usage.completeness import late_since
 BASE: Final = "/v1"
 HANDLER_STOP_S: Final = 1.0
 """How long a request that a stop has to cancel may go on, such as one whose plugin waits for something."""
+LAST_REQUESTS_S: Final = 0.3
+"""How long a gateway that stops waits for requests on their way, where connections are open."""
 
 NOT_NAMED: Final = (
     "Pages of this origin may not call this gateway. A token does not belong in a browser: call from a server. Or the operator "
@@ -65,7 +67,7 @@ class Gateway:
         self.runner = runner
         self._lookups = Lookups()
         self.routes = LocalRoutes(services, self._lookups, runner.failover.pool)
-        self.draining = False
+        self.draining = self.closing = False
         self.cut = asyncio.Event()
         """Ends the wait of `drain` for open exchanges."""
         self.budget = BodyBudget(port.body_budget)
@@ -110,16 +112,20 @@ class Gateway:
         self._rules = services.catalogue.body_rules(self.port)
 
     async def drain(self) -> None:
-        """Let open exchanges finish within `port.drain` seconds; end the rest with the error event; stop accepting.
+        """Accept no more, and let open exchanges finish within `port.drain` seconds; end the rest with the error event.
 
-        Requests that arrive meanwhile are answered with 503, also those on new connections.
+        A balancer whose connection is refused goes on to the next gateway. What arrives on an open connection is served, and the
+        connection closed after it; in the end it is answered with 503.
         """
         self.draining = True
         if self._shared is None or self._listener is None:
             return
-        await self.runner.wait_idle(self.port.drain, self.cut)
-        self.runner.failover.stop_relays()
         self._listener.stop()
+        if self.connections.open:  # a request may be on its way
+            await asyncio.sleep(min(LAST_REQUESTS_S, self.port.drain))
+        await self.runner.wait_idle(self.port.drain, self.cut)
+        self.closing = True
+        self.runner.failover.stop_relays()
         await self.runner.wait_ended()
         await self._shared.stop(HANDLER_STOP_S)
         if self._unserved:
@@ -137,7 +143,7 @@ class Gateway:
             protocol,
             transport,
             http_1_1=request.version >= HttpVersion11,
-            keep_alive=request.keep_alive and request.version >= HttpVersion11,
+            keep_alive=request.keep_alive and request.version >= HttpVersion11 and not self.draining,
             bodyless=request.method == "HEAD",
         )
         if path in HEALTH and request.method in ("GET", "HEAD"):
@@ -210,7 +216,7 @@ class Gateway:
             return Refused(
                 400, "invalid_request", "Send the body with Content-Length, or with the one coding `chunked`."
             )
-        if self.draining or crowded or self.runner.open >= self.port.max_open:
+        if self.closing or crowded or self.runner.open >= self.port.max_open:
             return unavailable()
         return None
 

@@ -98,7 +98,7 @@ async def test_a_chunked_body_does_not_hide_half_a_head(serving: Serving, connec
         await wait_until(lambda: gateway.gateway.connections.head_bytes > 8000)
 
 
-async def test_during_a_drain_new_connections_are_answered(
+async def test_during_a_drain_no_connection_is_accepted_and_open_ones_carry_one_request_more(
     serving: Serving, upstream: FakeUpstream, connect: Connect
 ) -> None:
     upstream.pace_s = 0.1
@@ -107,12 +107,19 @@ async def test_during_a_drain_new_connections_are_answered(
         stream = await connect(gateway)
         stream.send(chat(token))
         await wait_until(lambda: bool(upstream.requests))
+        kept, health = await connect(gateway), await connect(gateway)
+        for connection in (kept, health):  # each is open in the gateway, too
+            connection.send(get("/healthz"))
+            assert (await connection.answer()).status == 200
         draining = asyncio.create_task(gateway.gateway.drain())
-        await asyncio.sleep(0.05)
-        refused = await ask(gateway.port, chat(token))
-        assert_error(refused, 503, "service_error", "service_unavailable")
-        assert refused.headers["retry-after"]
-        assert (await ask(gateway.port, get("/readyz"))).status == 503
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            await connect(gateway)
+        kept.send(chat(token))
+        last = await kept.answer()
+        assert (last.status, last.whole, last.headers["connection"]) == (200, True, "close")
+        health.send(get("/readyz"))
+        assert (await health.answer()).status == 503
         answer = await stream.answer()
         assert (answer.status, answer.whole) == (200, True)
         await draining

@@ -88,8 +88,8 @@ async def test_an_upstreams_429_is_passed_on_with_its_retry_after(gateway: Runni
     assert answer.headers["retry-after"] == "7"
 
 
-async def test_a_draining_gateway_refuses_requests(gateway: Running) -> None:
-    gateway.gateway.draining = True
+async def test_a_gateway_that_closes_refuses_requests(gateway: Running) -> None:
+    gateway.gateway.closing = True
     answer = await chat_with(gateway, await gateway.token())
     assert_error(answer, 503, "service_error", "service_unavailable")
     assert answer.headers["connection"] == "close"

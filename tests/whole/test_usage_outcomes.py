@@ -186,7 +186,7 @@ async def store_stopped(scenario: Scenario) -> str:
 
 
 async def draining(scenario: Scenario) -> str:
-    scenario.gateway.gateway.draining = True
+    scenario.gateway.gateway.closing = True
     return await scenario.gateway.token()
 
 

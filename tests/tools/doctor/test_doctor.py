@@ -190,7 +190,7 @@ async def test_a_proxy_of_the_environment_is_named(gateway: Running, monkeypatch
 
 
 async def test_a_gateway_that_stops_is_not_ready(gateway: Running) -> None:
-    gateway.gateway.draining = True
+    gateway.gateway.draining = gateway.gateway.closing = True
     assert (await fault(gateway.base_url)).code == "not_ready"
 
 
