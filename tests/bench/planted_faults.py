@@ -40,8 +40,8 @@ import pytest
 ROOT: Final = Path(__file__).parent.parent.parent
 LONGEST_TEST_S: Final = 1.5
 """Tests that take longer are not tried: most of these start programs, which have no fault."""
-MOST_S: Final = 60.0
-"""Seconds for the tests of a fault."""
+HANGS_S: Final = 20.0
+"""Seconds of one test after which it hangs."""
 SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -254,14 +254,19 @@ class Planter:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # once for all
         missed = 0
         faults = choose(self._recorded, self._option.faults, self._option.fault_seed, self._option.faults_under)
+        if self._option.faults_missed:
+            rows = map(json.loads, Path(self._option.faults_missed).read_text().splitlines())
+            missed_before = {(row["place"], row["what"]) for row in rows if not row["found"] and row["planted"]}
+            faults = [each for each in faults if (f"{each.path}:{each.line}", each.what) in missed_before]
         share, of = map(int, self._option.share.split("/"))
         for fault in faults[share::of]:
             tests = [test for test in self._recorded.of_file(fault.path)[fault.line] if test in items]
             tests = sorted((test for test in tests if seconds[test] < LONGEST_TEST_S), key=seconds.__getitem__)
             result = self._try(fault, [items[test] for test in tests])
-            missed += not result["found"]
+            missed += not result["found"] and result["planted"]
             row = {"place": f"{fault.path}:{fault.line}", "what": fault.what, "tests": len(tests), **result}
-            print(f"{row['place']}  {fault.what}  {len(tests)} tests  {', '.join(result['found'])[:110] or 'MISSED'}")
+            said = ", ".join(result["found"])[:110] or ("MISSED" if result["planted"] else "not loaded")
+            print(f"{row['place']}  {fault.what}  {len(tests)} tests  {said}")
             if self._option.faults_found:
                 with Path(self._option.faults_found).open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -277,23 +282,22 @@ class Planter:
             os.setpgid(0, 0)
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
             try:
-                _run(fault, items, writing, all_of_them=self._option.all_finders)
+                _run(fault, items, writing, self._option.fault_seconds, all_of_them=self._option.all_finders)
             finally:
                 os._exit(0)
         os.close(writing)
-        until, text = time.monotonic() + MOST_S, b""
+        heard, text = time.monotonic(), b""
         os.set_blocking(reading, False)
-        while time.monotonic() < until:
+        while time.monotonic() < heard + HANGS_S:
             try:
                 got = os.read(reading, 65536)
             except BlockingIOError:
-                time.sleep(0.02)
+                time.sleep(0.01)
                 continue
             if not got:
                 break
             text += got
-        else:
-            text += b"TIME\n"
+            heard = time.monotonic()
         for stop in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 stop(child, signal.SIGKILL)
@@ -301,14 +305,13 @@ class Planter:
         os.close(reading)
         said = text.decode().splitlines()
         last = next((line[4:] for line in reversed(said) if line.startswith("RUN ")), "")
-        ends = [line for line in said if line in ("TIME", "END", "NONE")]
         found = [line[5:] for line in said if line.startswith("FAIL ")]
-        if not ends or ("TIME" in ends and not found):
-            found.append(f"{last} (no end)")  # the process was ended, or has hung
-        return {"found": found, "planted": "NONE" not in ends, "ran": sum(line.startswith("RUN ") for line in said)}
+        if "END" not in said and "NONE" not in said:
+            found.append(f"{last} (no end)")  # it has ended its process, or hangs
+        return {"found": found, "planted": "NONE" not in said, "ran": sum(line.startswith("RUN ") for line in said)}
 
 
-def _run(fault: Fault, items: list[pytest.Item], to: int, *, all_of_them: bool) -> None:
+def _run(fault: Fault, items: list[pytest.Item], to: int, most_s: float, *, all_of_them: bool) -> None:
     """Run tests with a fault, and write what they say."""
 
     def say(text: str) -> None:
@@ -335,10 +338,11 @@ def _run(fault: Fault, items: list[pytest.Item], to: int, *, all_of_them: bool) 
                 say(f"FAIL {report.nodeid}")
 
     config.pluginmanager.register(Said())
+    until = time.monotonic() + most_s
     for item, following in zip(items, [*items[1:], None], strict=True):
         say(f"RUN {item.nodeid}")
         config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if failed and not all_of_them:
+        if (failed and not all_of_them) or time.monotonic() > until:
             break
     say("END")
     session._setupstate.teardown_exact(None)
@@ -351,6 +355,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seed", type=int, default=1)
     parser.addoption("--faults-under", default="", help="the beginning of paths that have faults")
     parser.addoption("--faults-found", help="a file to which the results are appended")
+    parser.addoption("--faults-missed", help="a file that another run wrote: only what it missed is tried")
+    parser.addoption("--fault-seconds", type=float, default=60, help="how long the tests of one fault may take")
     parser.addoption("--all-finders", action="store_true", help="also the tests after the first that fails")
     parser.addoption(
         "--share", default="0/1", help="every how many faults, of which this takes one: 0/2 and 1/2 are all"

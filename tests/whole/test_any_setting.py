@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
@@ -149,6 +148,12 @@ def places() -> list[Place]:
     return found
 
 
+def cases() -> Iterator[tuple[Place, str]]:
+    """Yield places with values: each place meets every second value, and those of one type all of them together."""
+    for number, place in enumerate(places()):
+        yield from ((place, value) for value in VALUES[number % 2 :: 2])
+
+
 def test_every_section_has_its_rows() -> None:
     found = set(places())
     assert ("channels", "fake", "timers", "idle") in found
@@ -165,16 +170,24 @@ def test_any_value_is_refused_with_one_line_or_loads(tmp_path: Path) -> None:
     data = base("http://127.0.0.1:1/v1", tmp_path)
     file.write_text(with_value(data, ("workers",), "1"))
     load(file, {})
-    for place, value in itertools.product(places(), VALUES):
-        if place[0] in RELOADABLE:
-            continue  # below, in a gateway that runs
-        file.write_text(with_value(data, place, value))
-        try:
-            load(file, {})
-        except Misconfigured as error:
-            text = str(error)
-            assert text.isprintable(), (place, value)
-            assert len(text) < 1500, (place, value)
+    for place, value in cases():
+        if place[0] not in RELOADABLE:  # those are below, in a gateway that runs
+            file.write_text(with_value(data, place, value))
+            assert_one_line(refusal(file), (place, value))
+
+
+def refusal(file: Path) -> str:
+    """Return why a file is refused, or nothing if it loads."""
+    try:
+        load(file, {})
+    except Misconfigured as error:
+        return str(error)
+    return ""
+
+
+def assert_one_line(reason: str, case: object) -> None:
+    assert not reason or reason.isprintable(), case
+    assert len(reason) < 1500, case
 
 
 @pytest.fixture
@@ -192,15 +205,18 @@ async def test_any_value_of_a_reloadable_setting_is_refused_or_serves(
     async with running(good, tmp_path, store_url) as gateway:
         token = await gateway.token()
         async with Reloader(gateway.gateway, file) as reloader:
-            for place, value in itertools.product(places(), VALUES):
+            for number, (place, value) in enumerate(cases()):
                 if place[0] not in RELOADABLE:
                     continue
                 file.write_text(with_value(base(upstream.base_url, tmp_path, place), place, value))
+                if number % 7 and (reason := refusal(file)):  # a reload says the same, and is tried with some
+                    assert_one_line(reason, (place, value))
+                    refused += 1
+                    continue
                 with capture_logs() as lines:
                     if not await reloader.run_once():
                         (line,) = [line for line in lines if line["event"] == "reload_refused"]
-                        assert line["reason"].isprintable(), (place, value)
-                        assert len(line["reason"]) < 1500, (place, value)
+                        assert_one_line(line["reason"], (place, value))
                         assert str(file) in line["reason"], (place, value, line)
                         refused += 1
                         continue
@@ -208,8 +224,8 @@ async def test_any_value_of_a_reloadable_setting_is_refused_or_serves(
                 taken_up += 1
                 assert answer.status != 500, (place, value, lines)
                 assert not [line for line in lines if line["log_level"] == "error"], (place, value, lines)
-    assert taken_up > 200
-    assert refused > 1000
+    assert taken_up > 100
+    assert refused > 500
 
 
 @pytest.mark.parametrize(
