@@ -128,7 +128,7 @@ class ModelRouting(Plugin):
     def _refusal(self, caller: Caller, model: str) -> Refused:
         barrier = self.catalogue.why_not(caller, model)
         if barrier is None or barrier[0] != "token":
-            return model_not_found()
+            return model_not_found(model)
         return Refused(
             403,
             "token_restricted",

@@ -8,16 +8,22 @@ A caller gets every error in one shape, on every path:
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Mapping
 from math import ceil, isfinite
 from typing import Final, Literal, Self
 
 import msgspec
 
+from gateway.base.text import without_credentials
+
 MAX_RETRY_AFTER_S: Final = 59
 """Above it, some client libraries sleep for the whole time and others retry at once."""
 
 DAY_S: Final = 86_400
+
+MODEL: Final = re.compile(r"[\w./:@+-]{1,100}", re.ASCII)
+"""A name of a model that an error repeats."""
 
 PASSING: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -188,14 +194,11 @@ def unavailable(retry_after_s: float = 1) -> Refused:
     )
 
 
-def model_not_found() -> Refused:
+def model_not_found(model: str) -> Refused:
     """Return the 404 for a model that does not exist or that this caller may not use; the two get the same answer."""
-    return Refused(
-        404,
-        "model_not_found",
-        "There is no such model, or it is not available to this account. GET /v1/models lists those that are.",
-        param="model",
-    )
+    named = f"model '{model}'" if MODEL.fullmatch(model) and without_credentials(model) == model else "such model"
+    text = f"There is no {named}, or it is not available to this account. GET /v1/models lists those that are."
+    return Refused(404, "model_not_found", text, param="model")
 
 
 def internal() -> Refused:

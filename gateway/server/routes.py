@@ -198,7 +198,7 @@ class ModelList:
     def one(self, name: str, caller: Caller | None) -> bytes:
         """Return one of these models. Raises `Refused` for any other name."""
         if name not in self._names(caller):
-            raise model_not_found()
+            raise model_not_found(name)
         return bytes(self._model(name, "" if caller is None else caller.group))
 
     def _names(self, caller: Caller | None) -> list[str]:

@@ -15,7 +15,17 @@ import pytest
 
 from gateway.base import compiled, ids
 from gateway.base.amounts import amount, parsed
-from gateway.base.errors import Misconfigured, Refused, StoreAway, StoreError, as_refused, headers_of, internal, render
+from gateway.base.errors import (
+    Misconfigured,
+    Refused,
+    StoreAway,
+    StoreError,
+    as_refused,
+    headers_of,
+    internal,
+    model_not_found,
+    render,
+)
 from gateway.base.ids import LAST_MS, arrival_ms, check_time, first_id, month, new_id, utc
 from gateway.base.leaky_buckets import MAX_KEYS, LeakyBuckets
 from gateway.testing import FixedClock
@@ -312,3 +322,17 @@ def test_tests_that_run_once_import_nothing_that_is_compiled_for_events() -> Non
     code = f"import sys; [__import__(name) for name in {modules}]; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not {"gateway.chat.sse", "gateway.proxy.event_pass"} & set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("gpt-9", "There is no model 'gpt-9', or"),
+        ("meta/llama-3:free", "There is no model 'meta/llama-3:free', or"),
+        ("sk-demo-4s3ksjd7-Y8hRHqu6xEhgAd8IHtSpufiZM6ZP", "There is no such model, or"),
+        ("a b\n", "There is no such model, or"),
+        ("x" * 101, "There is no such model, or"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_where_it_looks_like_a_name(model: str, named: str) -> None:
+    assert str(model_not_found(model)).startswith(named)

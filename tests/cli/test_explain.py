@@ -223,7 +223,7 @@ async def test_a_model_outside_the_group_is_refused_with_the_operators_reason_al
     await command.store.wallet.adjust("acme", "all", -account.balance_micros, "none left")
     assert await command.refusal() == ("model-routing", 404, "model_not_found")
     message = (await command.explain(code=1))["refusal"]["message"]
-    assert message.startswith("There is no such model, or it is not available to this account.")
+    assert message.startswith("There is no model 'm', or it is not available to this account.")
     assert message.endswith("The reason: group trial allows small.")
     await command.store.accounts.change("acme", group="default")
     token = (await command.store.tokens.create("acme", models=["small*", "large"])).token
