@@ -37,6 +37,7 @@ _USE_N: Final = "use 'n'"
 _USE_MODEL: Final = "name one model as 'model'"
 _USE_ALL: Final = "send the whole conversation"
 _USE_NONE: Final = "let the upstream choose"
+_USE_TOP: Final = "write its fields at the top level"
 
 REMEDIES: Final[Mapping[str, str]] = {
     # llama.cpp, tools/server/server-schema.cpp: `max_completion_tokens` and `max_tokens` are aliases of it, and come second.
@@ -52,10 +53,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("num_predict", "max_new_tokens", "max_tokens_to_sample", "max_gen_len"), _USE_MAX_TOKENS),
     # llama.cpp, tools/server/server-schema.cpp: `n` is an alias of it, and comes second.
     "n_cmpl": _USE_N,
-    # The same of the number of answers: transformers, Gemini, Cohere.
-    **dict.fromkeys(("num_return_sequences", "candidate_count", "num_generations"), _USE_N),
-    # Ollama and Gemini: objects with these names in them.
-    **dict.fromkeys(("options", "generation_config"), "write its fields at the top level"),
+    # The same of the number of answers: transformers, Gemini, Cohere, AI21.
+    **dict.fromkeys(("num_return_sequences", "candidate_count", "num_generations", "num_results"), _USE_N),
+    # Ollama, Gemini, TGI, SGLang: objects with these names in them.
+    **dict.fromkeys(("options", "generation_config", "parameters", "sampling_params"), _USE_TOP),
     # vLLM before V1, pull request 14356: so many answers are generated, and `n` of them are returned.
     "best_of": _USE_N,
     # OpenRouter, openrouter.ai/docs, "Model Fallbacks"; Vercel AI Gateway: models to try after `model`.
@@ -71,7 +72,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     # Vercel AI Gateway, vercel.com/docs/ai-gateway, "OpenAI Chat Completions Configuration": `gateway.models`.
     "providerOptions": _USE_MODEL,
     # LiteLLM merges it into the body that it sends on, over the body's own fields.
-    "extra_body": "write its fields at the top level",
+    "extra_body": _USE_TOP,
     # OpenAI's Responses API behind a bridge such as LiteLLM's: what is kept of earlier answers, also of another caller's.
     **dict.fromkeys(("previous_response_id", "conversation"), _USE_ALL),
     # LiteLLM, docs.litellm.ai, "Prompt Management": a stored prompt, and its model.

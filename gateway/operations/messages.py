@@ -32,7 +32,7 @@ from gateway.chat.request import (
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
 from gateway.config.channel import Channel, CredentialPlace
 from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts
-from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
+from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, USE_ONE, Parts, check_each, check_keys
 from gateway.operations.typed_events import NULL, part
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
 
@@ -47,7 +47,7 @@ FIELDS: Final = FieldNames(
         "service_tier",
     ),
     ("temperature", "top_p", "top_k", "stop_sequences", "metadata", "thinking", "tool_choice", "output_config"),
-    {**REMEDIES, "max_completion_tokens": "use 'max_tokens'"},
+    {**REMEDIES, "max_completion_tokens": "use 'max_tokens'", "n": USE_ONE},
     UNPRICED,
 )
 SERVICE_TIERS: Final = ("auto", "standard_only")

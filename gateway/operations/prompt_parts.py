@@ -26,6 +26,9 @@ MOST_REFERENCES: Final = 1000
 MOST_LEVELS: Final = 4
 """Levels of parts within parts. Each is read once more, so that deeper ones would take time without end."""
 
+USE_ONE: Final = "send a request for each answer"
+"""In place of `n`, which these operations do not have."""
+
 MAX_KEYS: Final = 64
 """Keys of an item, a block, a message or a tool. The APIs have twenty at most."""
 MAX_KEY: Final = 64

@@ -40,7 +40,7 @@ from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.kept import TRUNCATION
-from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, Parts, check_each, check_keys
+from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, USE_ONE, Parts, check_each, check_keys
 from gateway.operations.response_events import ITEMS, ResponseEvents, WatchedResponseEvents, item_ids
 from gateway.operations.typed_events import NULL
 from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
@@ -75,6 +75,7 @@ FIELDS: Final = FieldNames(
         **{name: remedy for name, remedy in REMEDIES.items() if name != "max_output_tokens"},
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), USE_CEILING),
         "messages": "send the conversation as 'input'",
+        "n": USE_ONE,
     },
     UNPRICED | {"background_options", "context_management"},
 )
