@@ -256,6 +256,16 @@ def test_every_error_code_is_in_the_guide_for_callers() -> None:
     assert sorted(code for code in found if f"`{code}`" not in text) == []
 
 
+def test_every_error_code_is_met_by_a_test() -> None:
+    pages = ROOT / "gateway/admin/pages"  # whose errors are pages, without a code
+    sources = [each for each in (ROOT / "gateway").rglob("*.py") if not each.is_relative_to(pages)]
+    found = set().union(
+        *(codes(ast.parse(source.read_text())) for source in [*sources, *(ROOT / "plugins").glob("*.py")])
+    )
+    tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    assert sorted(code for code in found if f'"{code}"' not in tests) == []
+
+
 def test_every_command_and_subcommand_is_in_the_guide() -> None:
     text = (ROOT / "gateway/docs/commands.md").read_text()
     command = typer.main.get_command(program())
