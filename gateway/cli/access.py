@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gateway.admin.actions.action import LARGEST_LONG_PAGE, Scope
+from gateway.admin.actions.times import local
 from gateway.base.errors import Misconfigured
 from gateway.cli.account_options import IdArgument
 from gateway.cli.client import At, command, names_in
@@ -57,7 +58,7 @@ def print_link(made: Link, url: str, as_json: bool) -> None:
         print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
         typer.echo(url)
-        typer.echo(f"It lets one person in, once, until {made.expires_at[11:16]} UTC.", err=True)
+        typer.echo(f"It lets one person in, once, until {local(made.expires_at, UTC)}.", err=True)
 
 
 async def account_link(at: At, account_id: IdArgument) -> None:
@@ -198,12 +199,13 @@ async def list_audit(
     fields: dict[str, Any] = {"actor": actor, "operation": operation, "target": target, "by": by}
     lines = await at.lines("audit.list_", size=LARGEST_LONG_PAGE, most=limit, since=(since or 0) // 1000, **fields)
     empty = "Nothing was changed yet, or nothing of that kind."
-    at.print(lines, AUDIT_COLUMNS, _audit_cells, empty=empty, optional=("changed",))
+    zone = await at.zone()
+    at.print(lines, AUDIT_COLUMNS, lambda entry: _audit_cells(entry, zone), empty=empty, optional=("changed",))
 
 
-def _audit_cells(entry: AuditEntry) -> tuple[str, ...]:
+def _audit_cells(entry: AuditEntry, zone: tzinfo) -> tuple[str, ...]:
     outcome = entry.code or entry.outcome
-    return entry.at[:19], entry.actor, entry.operation, entry.target, outcome, _changed(entry)
+    return local(entry.at, zone), entry.actor, entry.operation, entry.target, outcome, _changed(entry)
 
 
 def _changed(entry: AuditEntry) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,6 +13,7 @@ import msgspec
 import typer
 from msgspec import UNSET
 
+from gateway.admin.actions.times import local
 from gateway.base.amounts import amount
 from gateway.base.ids import utc
 from gateway.base.text import counted
@@ -141,7 +143,7 @@ async def show(at: At, account_id: IdArgument) -> None:
     if at.as_json:
         print_json(json_of(found) | {"budget_use": found.budget_use})
     else:
-        fields = fields_of(found)
+        fields = fields_of(found, await at.zone())
         fields["balance"] = f"{fields['balance']} {found.currency}".rstrip()
         print_fields(fields | dict(map(report_in_words, msgspec.to_builtins(found.budget_use))))
 
@@ -310,12 +312,12 @@ def json_of(account: Account) -> dict[str, Any]:
     return {name: getattr(account, name) for name in Account.__struct_fields__}
 
 
-def fields_of(account: Account) -> dict[str, str]:
+def fields_of(account: Account, zone: tzinfo = UTC) -> dict[str, str]:
     """Return what people read of an account, by its names."""
     own = {
         "name": account.name,
         "external id": account.external_id,
-        "created": account.created_at[:16].replace("T", " "),
+        "created": account.created_at and local(account.created_at, zone),
     }
     return {
         "id": account.id,
@@ -392,8 +394,8 @@ async def ledger(
     if at.as_csv:
         print_csv(rows)
     else:
-        empty = f"The ledger of `{name}` has no lines yet."
-        at.print(rows, ("time (UTC)", "kind", "amount", "request or transaction"), _cells, empty=empty)
+        empty, zone = f"The ledger of `{name}` has no lines yet.", await at.zone()
+        at.print(rows, ("time", "kind", "amount", "request or transaction"), lambda row: _cells(row, zone), empty=empty)
     if pages[-1].next:
         typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)
 
@@ -412,9 +414,9 @@ def _archived(found: Ledger) -> Iterator[dict[str, Any]]:
         yield _row(Line("", archived.until, ARCHIVED, archived.amount_micros, reason=text))
 
 
-def _cells(row: dict[str, Any]) -> Sequence[str]:
+def _cells(row: dict[str, Any], zone: tzinfo) -> Sequence[str]:
     subject = " ".join(filter(None, (row["request_id"], row["transaction"], row["reason"])))
-    return row["at"][:19].replace("T", " "), row["kind"], amount(row["amount_micros"]), printable(subject)
+    return local(row["at"], zone), row["kind"], amount(row["amount_micros"]), printable(subject)
 
 
 class Moved(msgspec.Struct, frozen=True):

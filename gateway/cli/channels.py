@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from datetime import tzinfo
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.base.ids import utc
+from gateway.admin.actions.times import local
 from gateway.base.text import shown_in_line
 from gateway.cli.client import ApiOption, At, command, print_lines, run
 from gateway.cli.common import ConfigOption, JsonOption, found, print_json, print_table, printable
@@ -43,16 +44,20 @@ def show(
     if context.invoked_subcommand is not None:
         return
 
-    page = run(config, api, lambda client: At(client).do("channels.list_"), keys=True)
-    shown: list[ChannelNow] = page.data
+    async def read(at: At) -> tuple[list[ChannelNow], tzinfo]:
+        return (await at.do("channels.list_")).data, await at.zone()
+
+    shown, zone = run(config, api, lambda client: read(At(client, api)), keys=True)
     columns = ("channel", "condition", "calls", "success", "429", "first event p95", "in flight", "last error")
     empty = "There are no channels in the configuration; add one under `channels:`."
     print_lines(shown, columns, _row, as_json, empty=empty)
     if as_json:
         return
-    _print_below(("channel", "disabled since", "by", "reason"), [row for each in shown for row in _disabled(each)])
+    _print_below(
+        ("channel", "disabled since", "by", "reason"), [row for each in shown for row in _disabled(each, zone)]
+    )
     _print_below(("channel", "request"), [(each.channel, each.request) for each in shown if each.request])
-    aside = [row for each in shown for row in _aside(each)]
+    aside = [row for each in shown for row in _aside(each, zone)]
     _print_below(("channel", "credential", "state", "since", "until", "reason"), aside)
 
 
@@ -126,23 +131,37 @@ async def credential(
     typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
 
 
-def _aside(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
+def _aside(shown: ChannelNow, zone: tzinfo) -> Iterator[tuple[object, ...]]:
     """Yield a row for each credential that is set aside."""
     for each in shown.credentials:
         if each.state is not CredentialState.IN_USE:
-            until = each.until or ("it is tried" if each.state is CredentialState.SPENT else "it is switched on")
-            yield shown.channel, f"{each.number} ({each.fingerprint})", each.state, each.since, until, each.reason
+            until = _moment(each.until, zone) or (
+                "it is tried" if each.state is CredentialState.SPENT else "it is switched on"
+            )
+            yield (
+                shown.channel,
+                f"{each.number} ({each.fingerprint})",
+                each.state,
+                _moment(each.since, zone),
+                until,
+                each.reason,
+            )
 
 
-def _disabled(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
+def _disabled(shown: ChannelNow, zone: tzinfo) -> Iterator[tuple[object, ...]]:
     """Yield the row for a channel that is disabled, if it is known by whom."""
     if shown.disabling is not None:
         noted = shown.disabling
-        yield shown.channel, _moment(noted.at_ms), printable(noted.by) or "-", printable(noted.reason) or "-"
+        yield (
+            shown.channel,
+            _moment(noted.at_ms and noted.at_ms / 1000, zone),
+            printable(noted.by) or "-",
+            printable(noted.reason) or "-",
+        )
 
 
-def _moment(ms: int | None) -> str | None:
-    return None if ms is None else f"{utc(ms)[:19]}Z"
+def _moment(at: str | float | None, zone: tzinfo) -> str | None:
+    return local(at, zone) if at else None
 
 
 def _row(shown: ChannelNow) -> tuple[object, ...]:

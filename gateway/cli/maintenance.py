@@ -6,13 +6,14 @@ import asyncio
 import os
 import socket
 import time
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from gateway.admin.actions.times import local
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
 from gateway.base.text import counted
@@ -94,7 +95,7 @@ async def list_alerts(
 
     Example: `gateway alerts list --json | jq 'select(.state != "sent") | .error'`
     """
-    page = await at.do("alerts.list_", limit=limit)
+    page, zone = await at.do("alerts.list_", limit=limit), await at.zone()
     at.print(
         page.data,
         ("state", "type", "receiver", "at", "attempts", "next attempt", "error", "id"),
@@ -102,9 +103,9 @@ async def list_alerts(
             each.state.replace("_", " "),
             each.type,
             each.receiver or "-",
-            each.at,
+            local(each.at, zone),
             each.attempts,
-            each.due_at or "-",
+            local(each.due_at, zone) if each.due_at else "-",
             each.error,
             each.id,
         ),
@@ -256,7 +257,7 @@ def show_pepper(config: ConfigOption = None, as_json: JsonOption = False) -> Non
         print_json(result)
         return
     times = {"recorded_at": record.since, "old_accepted_until": result["old_accepted_until"]}
-    print_fields(result | {name: _date(seconds) if seconds else "-" for name, seconds in times.items()})
+    print_fields(result | {name: local(seconds, UTC) if seconds else "-" for name, seconds in times.items()})
 
 
 @pepper.command()
@@ -296,9 +297,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
     if not pending:
         _check_variable()
         if record.accepts_old() and not yes:
-            question = (
-                f"Tokens of the pepper before are accepted until {_date(record.until)}. They become void now. Go on?"
-            )
+            question = f"Tokens of the pepper before are accepted until {local(record.until, UTC)}. They become void now. Go on?"
             confirm(question)
         store_pepper.write_next(data)
     if prepare:
@@ -316,14 +315,14 @@ async def _replace(store: Store, data: Path) -> None:
 
 
 async def _record_next(store: Store, data: Path, until: int) -> None:
-    async with noted(store, "pepper.rotate", old_accepted_until=_date(until)):
+    async with noted(store, "pepper.rotate", old_accepted_until=local(until, UTC)):
         if not await store_pepper.record_next(store.client, data, until):
             raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
 
 
 def _print_rotated(config: Path | None, data: Path, until: int, *, was_prepared: bool) -> None:
     count = run_with_store(config, lambda store: made_before(store.accounts, store.tokens, int(time.time())))
-    end = f"until {_date(until)}" if until > time.time() else "no longer"
+    end = f"until {local(until, UTC)}" if until > time.time() else "no longer"
     typer.echo(
         f"Tokens are made with the next pepper from now on. Those of the one before ({count}) are accepted {end}:"
     )
@@ -351,10 +350,6 @@ def _check_variable() -> None:
             f"bytes (openssl rand -hex 32) as ${VARIABLE} to all gateways and commands of the store, restart the gateways one by "
             "one, and run this again: nothing is refused meanwhile"
         )
-
-
-def _date(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 class Problem(msgspec.Struct, frozen=True):

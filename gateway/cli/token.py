@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 from msgspec import UNSET
 
-from gateway.admin.actions.times import UNITS_S
+from gateway.admin.actions.times import UNITS_S, local
 from gateway.cli.account_options import (
     BudgetOption,
     TokenLimitOption,
@@ -97,11 +97,8 @@ def expiry(text: str) -> Expiry:
 
 
 def shown(seconds: int | None, zone: tzinfo) -> str:
-    """Return a time in words: to the minute, with the name of its zone unless it is UTC."""
-    if seconds is None:
-        return "never"
-    moment = datetime.fromtimestamp(seconds, zone)
-    return moment.strftime("%Y-%m-%d %H:%M" if zone is UTC else "%Y-%m-%d %H:%M %Z")
+    """Return a time as people read it."""
+    return "never" if seconds is None else local(seconds, zone)
 
 
 ExpiresOption = Annotated[

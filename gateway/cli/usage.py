@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from gateway.admin.actions.action import LARGEST_LONG_PAGE
+from gateway.admin.actions.times import local
 from gateway.admin.actions.usage import GIVEN, MOST_LINES, dicts, groups
 from gateway.base.amounts import amount
 from gateway.base.errors import Refused
@@ -47,7 +49,6 @@ from gateway.usage.database import SUMS, UnusableFile
 from gateway.usage.sums import Selected
 
 if TYPE_CHECKING:
-    from gateway.admin.actions.action import ActionClient
     from gateway.chain.services import Store
     from gateway.config.schema import Config
     from gateway.usage.home import Home
@@ -139,7 +140,9 @@ async def list_(
     if at.as_csv or at.as_json:
         _print_all(records, at.as_csv)
     else:
-        print_requests(records, empty="There are no such requests. Does `--from` reach far enough back?")
+        print_requests(
+            records, await at.zone(), empty="There are no such requests. Does `--from` reach far enough back?"
+        )
     _note(pages[-1].notes)
     _fail(dict.fromkeys(name for page in pages for name in page.unread))
 
@@ -168,11 +171,13 @@ def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption
     """
     if api is not None:
         with suppress(KeyboardInterrupt):
-            run(config, api, lambda client: _follow_there(client, as_json))
+            run(config, api, lambda client: _follow_there(At(client, api), as_json))
         return
-    home = usage_home(configuration(config))
+    from gateway.config.schema import time_zone
+
+    read = configuration(config)
     with suppress(KeyboardInterrupt):
-        _follow(home, as_json)
+        _follow(usage_home(read), time_zone(read.time_zone), as_json)
 
 
 @command(usage, options=(*USUAL, "as_csv"), needs="files")
@@ -301,29 +306,28 @@ def _fail(unread: Iterable[str]) -> None:
         raise left_out[-1]
 
 
-def _follow(home: Home, as_json: bool) -> None:
+def _follow(home: Home, zone: tzinfo, as_json: bool) -> None:
     tail = queries.Tail(home)
     while True:
         for _, record in tail.poll():
-            _print_ended(record, as_json)
+            _print_ended(record, zone, as_json)
         time.sleep(POLL_S)
 
 
-async def _follow_there(client: ActionClient, as_json: bool) -> None:
-    from gateway.admin.actions import usage
+async def _follow_there(at: At, as_json: bool) -> None:
     from gateway.admin.actions.remote import FeedElsewhere
 
-    feed = await usage.live(client, query=usage.Followed())
+    feed, zone = await at.do("usage.live"), await at.zone()
     if isinstance(feed, FeedElsewhere):
         async for record in feed.records():
-            _print_ended(record, as_json)
+            _print_ended(record, zone, as_json)
 
 
-def _print_ended(record: Record, as_json: bool) -> None:
+def _print_ended(record: Record, zone: tzinfo, as_json: bool) -> None:
     if as_json:
         print_json(record)
     else:
-        print(GAP.join(cells_of(record)))
+        print(GAP.join(cells_of(record, zone)))
     sys.stdout.flush()
 
 
@@ -341,7 +345,7 @@ def _plain(value: object) -> str:
 
 
 COLUMNS: Final = (
-    *("arrived (UTC)", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),
+    *("arrived", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),
 )
 FIRST_LINE: Final = 4
 """The columns of a request's first line, where one line is too short for all."""
@@ -368,11 +372,11 @@ OPTIONAL: Final = (
 """The sums that are left out of a table that is too wide, in this order."""
 
 
-def cells_of(record: Record) -> list[str]:
+def cells_of(record: Record, zone: tzinfo) -> list[str]:
     """Return the cells of a request."""
     tokens = f"{record.prompt_tokens}+{record.completion_tokens}" if record.usage_source != "none" else ""
     cells = (
-        record.arrived_at[:19].replace("T", " "),
+        local(record.arrived_at, zone),
         record.id,
         record.account,
         record.channel,
@@ -387,9 +391,9 @@ def cells_of(record: Record) -> list[str]:
     return [str(cell) or "-" for cell in cells]
 
 
-def print_requests(records: Iterable[Record], *, empty: str) -> None:
+def print_requests(records: Iterable[Record], zone: tzinfo, *, empty: str) -> None:
     """Print requests, each on a line if all of them fit, or else on two lines."""
-    rows = list(map(cells_of, records))
+    rows = [cells_of(record, zone) for record in records]
     if not rows or width_of(COLUMNS, rows) <= terminal_width():
         print_table(COLUMNS, rows, empty=empty)
         return
@@ -484,7 +488,7 @@ async def _found(at: At, text: str) -> str:
         for token in found.tokens:
             typer.echo(f"token {token.id}: {token.state}; `gateway usage list --token {token.id}` shows its requests")
         if found.requests:
-            print_requests(found.requests, empty="")
+            print_requests(found.requests, await at.zone(), empty="")
     return ""
 
 

@@ -69,9 +69,9 @@ async def test_how_it_fails_is_said(tmp_path: Path, upstream: FakeUpstream, mode
 async def test_each_credential_can_be_tried_and_what_cannot_be_is_refused(
     tmp_path: Path, upstream: FakeUpstream
 ) -> None:
-    assert "one fails with 401 after " in await tried(tmp_path, "one", "--credential", "1", code=1)
+    assert "one fails with 401 after " in await tried(tmp_path, "one", "--credential", "2", code=1)
     assert "closed fails after " in await tried(tmp_path, "closed", code=1)
-    assert "one has 2 credentials, counted from 0" in await tried(tmp_path, "one", "--credential", "2", code=1)
+    assert "one has 2 credentials, counted from 1" in await tried(tmp_path, "one", "--credential", "3", code=1)
     assert "no model of the configuration is served by spare" in await tried(tmp_path, "spare", code=3)
     assert "it serves: words" in await tried(tmp_path, "one", "--model", "large", code=3)
     assert "the configuration has: one, closed, spare" in await tried(tmp_path, "two", code=3)

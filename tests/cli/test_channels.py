@@ -131,7 +131,7 @@ def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: st
     line = run().stdout.splitlines()[-1].split()
     fingerprint = f"({as_json()[0]['credentials'][1]['fingerprint']})"
     assert (line[:4], line[-1]) == (["one", "2", fingerprint, "refused"], "402")
-    assert line[4] < line[5]
+    assert line[4:6] < line[6:8]
     assert states() == [("in use", ""), ("refused", "402")]
     two = as_json()[0]["credentials"]
     assert [each["number"] for each in two] == [1, 2]
@@ -179,13 +179,13 @@ def test_who_disabled_a_channel_when_and_why_is_shown_until_it_is_enabled(monkey
     run("disable", "two", "--reason", "invoice unpaid\x1b[2J")
     lines = run().stdout.splitlines()
     assert lines[4].split() == ["channel", "disabled", "since", "by", "reason"]
-    name, since, by, reason = lines[5].split(maxsplit=3)
+    name, since, _, by, reason = lines[5].split(maxsplit=4)
     assert (name, by, reason) == ("two", f"alice@{socket.gethostname()}", "invoice unpaid\\x1b[2J")
     assert since.startswith("20")
     noted = as_json()[1]["disabling"]
     assert (noted["by"], noted["reason"]) == (by, "invoice unpaid\x1b[2J")
     run("disable", "two")
-    assert run().stdout.splitlines()[5].split()[3] == "-"
+    assert run().stdout.splitlines()[5].split()[4] == "-"
     run("enable", "two")
     assert "alice" not in run().stdout
     too_long = CliRunner().invoke(app, ["channels", "disable", "two", "--reason", "x" * 201])

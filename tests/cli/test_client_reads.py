@@ -110,7 +110,7 @@ def plain(text: str) -> str:
     text = re.sub(r"[0-9]+ s ago|for [0-9]+ s\b", "SECONDS", text)
     text = re.sub(r'("cool_ms":|"took_ms":|"at_ms":)[0-9]+', r"\1NUMBER", text)
     text = re.sub(r"after [0-9]+ ms for", "after MS for", text)
-    return re.sub(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "TIME", text)
+    return re.sub(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}Z", "TIME", text)
 
 
 async def printed(names: dict[str, str]) -> dict[str, Printed]:

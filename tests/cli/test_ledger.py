@@ -52,7 +52,7 @@ async def run(*arguments: str) -> Any:
 
 async def test_a_table_has_each_line_in_80_columns_and_names_what_was_archived(request_id: str) -> None:
     header, *lines = (await ledger("alice")).stdout.splitlines()
-    assert header.split() == ["time", "(UTC)", "kind", "amount", "request", "or", "transaction"]
+    assert header.split() == ["time", "kind", "amount", "request", "or", "transaction"]
     assert [line.split()[2:] for line in lines] == [
         ["adjust", "-0.50", "fix-1", "credited\\x1b[2J", "twice"],
         ["charge", "-0.000123", request_id],

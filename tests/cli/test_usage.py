@@ -7,6 +7,7 @@ import csv
 import signal
 import sys
 import time
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from gateway.admin.actions.times import local
 from gateway.cli.commands import program
 from gateway.cli.common import print_csv
 from gateway.domain.exchange import Outcome
@@ -57,9 +59,21 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None
     old, new = end(days_ago(2)), end(days_ago(1), account="other")
     rows.write([old, new])
     header, first, second = run("usage", "list").splitlines()
-    assert header.split()[:4] == ["arrived", "(UTC)", "id", "account"]
+    assert header.split()[:3] == ["arrived", "id", "account"]
     assert first.split()[2:4] == [new.id, "other"]
     assert second.split()[2:4] == [old.id, "demo"]
+
+
+def test_times_are_those_of_the_file_with_its_zone(tmp_path: Path, rows: UsageDatabase) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"{file.read_text()}time_zone: Asia/Kolkata\n")
+    record = end(days_ago(1))
+    rows.write([record])
+    text = run("usage", "list").splitlines()[1][: len("2026-11-21 10:30:00+05:30")]
+    assert text.endswith("+05:30")
+    assert datetime.fromisoformat(text) == datetime.fromisoformat(record.arrived_at).replace(microsecond=0)
+    assert record.id in run("usage", "list", "--from", text)
+    assert record.id not in run("usage", "list", "--to", text)
 
 
 def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
@@ -73,10 +87,10 @@ def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
     rows.write([old, new])
     lines = run("usage", "list").splitlines()
     assert [line.split() for line in lines] == [
-        ["arrived", "(UTC)", "id", "account", "channel"],
-        [*new.arrived_at[:19].split("T"), new.id, "-", "-"],
+        ["arrived", "id", "account", "channel"],
+        [*local(new.arrived_at, UTC).split(), new.id, "-", "-"],
         ["refused", "token_invalid", "401", "0.00", "2300", "ms"],
-        [*old.arrived_at[:19].split("T"), old.id, "demo", "openai"],
+        [*local(old.arrived_at, UTC).split(), old.id, "demo", "openai"],
         [
             "gpt-4o-mini",
             "upstream_failed",

@@ -1,11 +1,11 @@
-"""Times as people write them: an age, a minute, a day, a month, or a whole time in ISO 8601; all of them are UTC."""
+"""Times as people write and read them: an age, a minute, a day, a month, or a time of RFC 3339, in UTC where it has no zone."""
 
 from __future__ import annotations
 
 import re
 import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, Final
 
 import msgspec
@@ -15,19 +15,22 @@ from gateway.base.ids import LAST_MS, utc
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 FORMS: Final = (
-    "write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, or a minute as in 2026-11-21T10:30 (UTC)"
+    "write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, a minute as in 2026-11-21T10:30 (UTC), or "
+    "with a zone, as in 2026-11-21T10:30:00+01:00"
 )
 _AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _MONTH: Final = re.compile(r"[0-9]{4}-[0-9]{2}")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_MOMENT: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{3})?)?)Z?")
+_MOMENT: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{3})?)?(Z|[+-][0-9]{2}:[0-9]{2})?"
+)
 
 Since = Annotated[
     str,
     msgspec.Meta(
         max_length=40,
         description="Only what arrived since then: an age such as `30m`, `12h`, `7d`, a month, a day, or a time such as "
-        "`2026-11-21T10:30:00Z`; UTC.",
+        "`2026-11-21T10:30:00Z`; UTC where no zone is given.",
     ),
 ]
 Until = Annotated[
@@ -53,8 +56,8 @@ def period(text: str) -> tuple[int, int]:
             return _ms(first), _ms((first + timedelta(days=31)).replace(day=1))
         if _DAY.fullmatch(text):
             return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text) + timedelta(days=1))
-        if match := _MOMENT.fullmatch(text):
-            moment = _ms(datetime.fromisoformat(match[1]))
+        if _MOMENT.fullmatch(text):
+            moment = _ms(datetime.fromisoformat(text))
             return moment, moment
     raise ValueError(f"`{text}` is not a time; {FORMS}")
 
@@ -78,5 +81,12 @@ def moment(ms: int | None) -> str | None:
     return None if ms is None else utc(ms)
 
 
+def local(at: str | float, zone: tzinfo) -> str:
+    """Return a time, in ISO 8601 or in seconds since 1970, as people read it: RFC 3339, as in `2026-11-21 10:30:00+01:00`."""
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at, UTC)
+    return moment.astimezone(zone).isoformat(" ", "seconds").replace("+00:00", "Z")
+
+
 def _ms(moment: datetime) -> int:
-    return min(max(0, round(moment.replace(tzinfo=UTC).timestamp() * 1000)), LAST_MS)
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return min(max(0, round(aware.timestamp() * 1000)), LAST_MS)

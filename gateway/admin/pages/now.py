@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from datetime import UTC, tzinfo
 from itertools import islice
 from typing import Final
 
@@ -21,6 +22,7 @@ from aiohttp_sse import sse_response
 
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.channels import ChannelNow
+from gateway.admin.actions.times import local
 from gateway.admin.pages.view import Page, View, count, share, span
 from gateway.base.amounts import MICROS, amount
 from gateway.base.errors import Refused, StoreAway
@@ -71,7 +73,7 @@ class Row(msgspec.Struct, frozen=True):
     """A request that has ended, as the page shows it."""
 
     id: str
-    at: str
+    ended: str
     account: str
     model: str
     channel: str
@@ -83,11 +85,11 @@ class Row(msgspec.Struct, frozen=True):
     charge: str
 
     @classmethod
-    def of(cls, record: Record) -> Row:
+    def of(cls, record: Record, zone: tzinfo) -> Row:
         """Return the row of a record."""
         return cls(
             record.id,
-            record.arrived_at,
+            local((arrival_ms(record.id) + record.duration_ms) / 1000, zone),
             record.account,
             record.model or record.requested_model,
             record.channel,
@@ -179,7 +181,7 @@ class LiveStats:
         self._store_ms: float | None = None
         self._stopped = False
 
-    async def follow(self, choice: Choice) -> AsyncGenerator[LiveSnapshot, None]:
+    async def follow(self, choice: Choice, zone: tzinfo = UTC) -> AsyncGenerator[LiveSnapshot, None]:
         """Yield snapshots until nobody wants them, the first one at once. Raises `Refused` (503) where enough follow already."""
         if self._followers >= MAX_FOLLOWERS:
             raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=RETRY_AFTER_S)
@@ -191,7 +193,7 @@ class LiveStats:
                 self._task = asyncio.get_running_loop().create_task(self._run())
             seen = 0
             while not self._stopped:
-                yield self._snapshot(choice, seen)
+                yield self._snapshot(choice, zone, seen)
                 seen = self._number
                 async with self._changed:
                     with suppress(TimeoutError):
@@ -211,13 +213,13 @@ class LiveStats:
         async with self._changed:
             self._changed.notify_all()
 
-    def _snapshot(self, choice: Choice, seen: int) -> LiveSnapshot:
+    def _snapshot(self, choice: Choice, zone: tzinfo, seen: int) -> LiveSnapshot:
         rows: list[Row] = []
         for number, record in reversed(self._newest):
             if number <= seen or len(rows) == MAX_ROWS:
                 break
             if choice.takes(record):
-                rows.append(Row.of(record))
+                rows.append(Row.of(record, zone))
         figures = self._minute.figures(int(time.time()))
         return LiveSnapshot(figures, health_of(self._numbers, self._store_ms), self._channels, rows)
 
@@ -393,7 +395,7 @@ async def feed(view: View) -> web.StreamResponse:
     check(view)
     choice = _choice(view)
     clock = asyncio.get_running_loop().time
-    async with aclosing(view.request.app[LIVE_STATS].follow(choice)) as snapshots:
+    async with aclosing(view.request.app[LIVE_STATS].follow(choice, view.zone)) as snapshots:
         first = await anext(snapshots)
         async with sse_response(view.request, sep="\n", ping_interval=PING_S) as response:
             checked = clock()

@@ -11,7 +11,7 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, tzinfo
 from hashlib import sha256
 from importlib.resources import files
 from math import ceil, floor, log10
@@ -26,10 +26,12 @@ from markupsafe import Markup, escape
 
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.local import LocalClient
+from gateway.admin.actions.times import local
 from gateway.admin.pages.login import User
 from gateway.base.amounts import MICROS, amount, parsed
 from gateway.base.errors import Refused
 from gateway.base.text import counted, shown
+from gateway.config.schema import time_zone
 
 USER: Final = web.RequestKey("user", User)
 """Where a request has who looks, once that is known."""
@@ -135,6 +137,14 @@ class View:
         """The variable parts of the address."""
         return self.request.match_info
 
+    @property
+    def zone(self) -> tzinfo:
+        """The zone in which the page shows times: that of the address, or else that of the file. Raises `Refused`."""
+        try:
+            return time_zone(self.request.query.get("zone") or self.client.config.time_zone)
+        except ValueError as error:
+            raise Refused(400, "invalid_request", f"`zone`: {error}.", param="zone") from None
+
     def may(self, scope: Scope) -> bool:
         """Return whether who looks has a scope."""
         return scope in self.user.actor.scopes
@@ -146,7 +156,7 @@ class View:
 
     def page(self, template: str, status: int = 200, **context: Any) -> web.Response:
         """Return a page of a template."""
-        own = {"currency": self.client.config.currency}
+        own = {"currency": self.client.config.currency, "zone": self.zone}
         return render(self.request, template, context_of(self.request) | own | context, status)
 
     def go(self, path: str, done: str = "") -> web.Response:
@@ -166,6 +176,7 @@ def context_of(request: web.Request) -> dict[str, Any]:
         "done": DONE.get(request.query.get("done", "")),
         "problem": None,
         "currency": "",
+        "zone": UTC,
     }
 
 
@@ -257,7 +268,6 @@ def set_up(application: web.Application, assets: Assets) -> None:
         "breakable": breakable,
         "share": share,
         "span": span,
-        "instant": instant,
         "as_json": lambda value: shown(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()),
         "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "list_of": lambda name: (name, name),
@@ -303,19 +313,14 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %" if part else "0 %"
 
 
-def moment(text: str | None) -> Markup:
-    """Return a time in ISO 8601 as people read it, in UTC, with its seconds."""
-    if not text:
+@jinja2.pass_context
+def moment(context: jinja2.runtime.Context, at: str | float | None) -> Markup:
+    """Return a time, in ISO 8601 or in seconds since 1970, as people read it in the zone of the page; pointed at, in UTC."""
+    if not at:
         return Markup("")
-    return Markup('<time datetime="{}">{}</time>').format(text, text[:19].replace("T", " "))
-
-
-def instant(seconds: float | None) -> Markup:
-    """Return a time in seconds since 1970 as people read it, in UTC, with its minutes."""
-    if seconds is None:
-        return Markup("")
-    at = datetime.fromtimestamp(seconds, UTC)
-    return Markup('<time datetime="{}">{}</time>').format(at.isoformat(), at.strftime("%Y-%m-%d %H:%M"))
+    utc = local(at, UTC)
+    text = Markup('<time datetime="{}" title="{}">{}</time>')
+    return text.format(utc.replace(" ", "T"), utc, local(at, context["zone"]))
 
 
 def ago(seconds: float) -> str:

@@ -52,6 +52,22 @@ async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDat
         assert (status, 'role="alert"' in text or "That did not work" in text) == (400, True), query
 
 
+async def test_times_are_in_the_zone_of_the_file_or_of_the_address(house: House, rows: UsageDatabase) -> None:
+    browser = await house.browser()
+    record = end(arrival())
+    rows.write([record])
+    utc = record.arrived_at[:19].replace("T", " ")
+    assert f">{utc}Z</time>" in (await browser.get("/requests"))[1]
+    status, text = await browser.get("/requests?zone=Asia/Kolkata")
+    assert (status, f'title="{utc}Z"' in text, f">{utc}Z</time>" in text, "+05:30</time>" in text) == (
+        200,
+        True,
+        False,
+        True,
+    )
+    assert (await browser.get("/requests?zone=Nowhere"))[0] == 400
+
+
 async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
     browser = await house.browser()
     records = [end(arrival(), account="mine") for _ in range(120)]

@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const MOST = 40;
-  const COLUMNS = ["Ended (UTC)", "Account", "Model", "Channel", "Outcome", "First byte", "Duration", "Charge"];
+  const COLUMNS = ["Ended", "Account", "Model", "Channel", "Outcome", "First byte", "Duration", "Charge"];
   const NUMBERS = new Set(["First byte", "Duration", "Charge"]);
   const FINE = { completed: "ok", refused: "warn", caller_gone: "none" };
   const CHANNEL = ["Channel", "Condition", "Calls", "Success", "429", "First event, 95 %"];
@@ -91,9 +91,8 @@
 
   const fill = (row, entry, today) => {
     const [ended, account, model, channel, outcome, first, duration, charge] = Array.from(row.cells, (cell) => cell.firstChild);
-    const time = new Date(Date.parse(entry.at) + entry.duration_ms).toISOString();
     // Of another day, the day is what matters: the last requests of a quiet gateway may be old.
-    set(ended, time.slice(0, 10) === today ? time.slice(11, 19) : time.slice(5, 16).replace("T", " "));
+    set(ended, entry.ended.slice(0, 10) === today ? entry.ended.slice(11) : entry.ended.slice(5, 16));
     ended.href = `/requests/${encodeURIComponent(entry.id)}`;
     ended.title = entry.id;
     set(account, entry.account || "–");
@@ -140,7 +139,7 @@
       at("live").hidden = false;
       at("quiet").hidden = true;
       while (rows.length < shown.length) newRow();
-      const today = new Date().toISOString().slice(0, 10);
+      const today = shown[0].ended.slice(0, 10);
       shown.forEach((entry, index) => fill(rows[index], entry, today));
     }
   };
