@@ -257,6 +257,6 @@ async def test_a_caller_with_a_keyboard(house: Operated, browser: Browser) -> No
         await walk.fill(walk.page.locator("[name=token]"), phone)
         await walk.button("Enter")
         opened.refusals = {401}
-        await walk.button("Disable this token")
+        await walk.act("Disable this token", "Disable", sure="yes")
         await walk.page.get_by_role("heading", name="You have not entered").wait_for()
         assert walk.done == actions_of(OWN_PAGES)

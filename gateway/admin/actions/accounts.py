@@ -187,7 +187,7 @@ async def read(client: LocalClient, account: str) -> AccountNow:
     uses = await budget_use(client.store, catalogue, found)
     group = catalogue.group(found.group)
     served = found.status is AccountStatus.ACTIVE and group is not None and group.enabled
-    spendable = _may_spend(found, uses) if served else None
+    spendable = may_spend(found, uses) if served else None
     return AccountNow(**_fields(found), may_spend_micros=spendable, budget_use=uses, currency=client.config.currency)
 
 
@@ -272,7 +272,8 @@ def _selects(query: AccountQuery, entry: AccountEntry) -> bool:
     )
 
 
-def _may_spend(account: Account, uses: list[BudgetWindow]) -> int:
+def may_spend(account: Account, uses: list[BudgetWindow]) -> int:
+    """Return what is left of the balance and the credit line without what is held, as far as budgets leave it."""
     available = account.balance_micros - account.held_micros + account.credit_line_micros
     left = [use.left for use in uses if use.limit_micros is not UNSET or use.left == 0]
     return max(0, min([available, *left]))

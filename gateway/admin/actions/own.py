@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gateway.admin.actions import accounts, tokens
+from gateway.admin.actions.accounts import AccountNow
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.requests import AfterRequest, Text
+from gateway.admin.actions.requests import AfterRequest, Text, sum_of
 from gateway.base.errors import Refused
 from gateway.domain.exchange import Outcome
 from gateway.server.own_records import NOT_FOUND, NOT_IN_ALL, notes_of, own_fields, readable
@@ -39,6 +41,16 @@ class OwnRequests(msgspec.Struct, frozen=True):
     data: Sequence[Line]
     next: str
     notes: Sequence[str]
+
+
+async def account(client: LocalClient, name: str, token: str) -> AccountNow:
+    """Return an account and what it may spend by this token of its own, if one is named: then with the token's budgets, too."""
+    found = await accounts.read(client, name)
+    if not token:
+        return found
+    uses = [*found.budget_use, *(await tokens.read(client, token)).budget_use]
+    spendable = None if found.may_spend_micros is None else accounts.may_spend(found, uses)
+    return msgspec.structs.replace(found, may_spend_micros=spendable, budget_use=uses)
 
 
 async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
@@ -91,11 +103,11 @@ async def requests(client: LocalClient, account: str, query: OwnRequestsQuery, l
 
 
 async def request(client: LocalClient, account: str, request_id: str) -> Line:
-    """Return one request of an account. Raises `Refused` (404) where it has none with this id."""
+    """Return one request of an account, with its charge as a `sum`. Raises `Refused` (404) where it has none with this id."""
     found = await client.store.usage.ask(request_id, account=account)
     if found.record is None:
         raise Refused(404, "request_not_found", NOT_IN_ALL if found.unasked else NOT_FOUND)
-    return own_fields(found.record)
+    return own_fields(found.record) | {"sum": sum_of(found.record) if found.record.charge_micros else ""}
 
 
 def _largest_first(lines: Sequence[Line]) -> list[Line]:

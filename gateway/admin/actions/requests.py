@@ -402,9 +402,7 @@ def _charge(record: Record) -> str:
     if not record.charge_micros:
         return f"charged nothing{_cost(record)}"
     source = " (estimated)" if record.usage_source == "estimated" else ""
-    return (
-        f"charged {amount(record.charge_micros)}{source}{_sum(record) or _split(record)}{_hold(record)}{_cost(record)}"
-    )
+    return f"charged {amount(record.charge_micros)}{source}{sum_of(record) or _split(record)}{_hold(record)}{_cost(record)}"
 
 
 def _hold(record: Record) -> str:
@@ -416,7 +414,7 @@ def _hold(record: Record) -> str:
     return f"{grown}, the balance did not cover a hold of {amount(refused)} for a further attempt"
 
 
-def _sum(record: Record) -> str:
+def sum_of(record: Record) -> str:
     """Return the charge as tokens by prices, where those alone come to it: it may have ended at its hold, or have other parts."""
     if "input" not in record.price or "capped_micros" in record.price or charge_of(record) != record.charge_micros:
         return ""

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from aiohttp import web
 
-from gateway.admin.actions import accounts, money, own, tokens
+from gateway.admin.actions import money, own, tokens
 from gateway.admin.actions.links import base
 from gateway.admin.actions.money import LedgerLines
 from gateway.admin.actions.own import OwnRequestsQuery
@@ -59,15 +59,13 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
     """Show the account: what is left, what was used, the tokens and the ledger."""
     name = view.user.account
     lines = view.search(LedgerLines).asked
-    account = await accounts.read(view.client, name)
+    account = await own.account(view.client, name, view.user.token)
     held = await tokens.list_(view.client, name, query=TokenList(limit=MOST_TOKENS))
     used = await own.usage(view.client, name, DAYS)
     config, catalogue = view.client.config, Catalogue(view.client.config)
     caller = Caller(name, "", account.group, account_models=account.models or None)
-    models = [
-        (model, catalogue.price(catalogue.aliases.get(model, model), account.group))
-        for model in catalogue.visible(caller)
-    ]
+    named = [(name, catalogue.aliases.get(name, name)) for name in catalogue.visible(caller)]
+    models = [(name, catalogue.price(model, account.group), catalogue.models[model]) for name, model in named]
     portal = config.portal or PortalSettings()
     base_url = portal.base_url or f"{base(config.listen)}/v1"
     return view.page(
@@ -85,6 +83,7 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
         models=models,
         ratio=models[0][1].ratio if models and models[0][1] else 1,
         base_url=base_url,
+        help=portal.help,
         example=EXAMPLE.format(base_url=base_url, model=models[0][0]) if models else "",
         form=view.form if opened else Form({}),
         problem=problem,

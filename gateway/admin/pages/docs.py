@@ -22,6 +22,8 @@ from gateway.base.errors import Refused
 
 DOCS: Final = "/docs"
 FIRST: Final = "README.md"
+FOR_CALLERS: Final = "gateway/docs/callers.md"
+"""The document that callers see at a port of their own."""
 _PACKAGE: Final = Path(str(files("gateway")))
 FOLDERS: Final = (_PACKAGE / "book", _PACKAGE.parent)
 """Where a wheel has what is in no package; and the folder of the packages, which is the top of a checkout."""
@@ -33,6 +35,8 @@ NAMES: Final = (
     "plugins/*.md",
     "CHANGELOG.md",
 )
+REFERENCES: Final = ("plugins/REFERENCE.md", "CHANGELOG.md")
+"""What a search puts after the guides."""
 MOST: Final = 30
 AROUND: Final = 120
 """Characters on each side of what is found."""
@@ -62,8 +66,8 @@ def anchor(heading: str) -> str:
 
 
 @cache
-def rendered(name: str) -> Markup:
-    """Return a document as HTML."""
+def rendered(name: str, alone: bool = False) -> Markup:
+    """Return a document as HTML, with links to the others unless it is `alone`."""
     text = documents()[name].read_text(encoding="utf-8")
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     if not name.endswith(".md"):
@@ -73,16 +77,18 @@ def rendered(name: str) -> Markup:
         if token.type == "heading_open":
             token.attrSet("id", anchor(tokens[number + 1].content))
         for child in token.children or ():
-            if child.type == "link_open" and not _leads_on(name, str(child.attrGet("href"))):
+            if child.type == "link_open" and not _leads_on(name, str(child.attrGet("href")), alone):
                 del child.attrs["href"]
     html = re.sub(r"<(pre|table)>", r'<\1 tabindex="0">', markdown.renderer.render(tokens, markdown.options, {}))
     return Markup(html)  # noqa: S704 - of files of ours, without HTML
 
 
-def _leads_on(name: str, link: str) -> bool:
+def _leads_on(name: str, link: str, alone: bool) -> bool:
     """Return whether a link of a document leads to somewhere that is served, or elsewhere."""
     path = link.partition("#")[0]
-    return not path or "://" in path or posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) in documents()
+    if not path or "://" in path:
+        return True
+    return not alone and posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) in documents()
 
 
 @cache
@@ -100,16 +106,21 @@ def _parts(name: str) -> Iterator[DocumentPart]:
 
 
 def search(text: str) -> list[dict[str, Any]]:
-    """Return the parts that have all words of a text: those whose heading has one first, then those that have them most often."""
-    words = [word.casefold() for word in text.split()][:10]
+    """Return the parts that have at least half of the words of a text: those that have most of them first, guides
+    before references, then those whose heading has one, then those that have them most often."""
+    words = list(dict.fromkeys(text.casefold().split()))[:10]
     found = []
     for part in sections() if words else ():
         body, title = part.text.casefold(), part.title.casefold()
-        if all(word in body or word in title for word in words):
-            rank = sum(1000 * (word in title) + body.count(word) for word in words)
-            place = max(0, body.find(words[0]) - AROUND)
-            around = " ".join(part.text[place : place + 2 * AROUND].split())
-            found.append((-rank, {"address": part.address, "title": part.title, "around": around}))
+        had = [word for word in words if word in body or word in title]
+        if had and 2 * len(had) >= len(words):
+            often = sum(1000 * (word in title) + body.count(word) for word in had)
+            reference = part.address.removeprefix(f"{DOCS}/").startswith(REFERENCES)
+            place = max(0, body.find(had[0]) - AROUND)
+            begin = place and part.text.find(" ", place) + 1
+            around = " ".join(part.text[begin : place + 2 * AROUND].split())
+            rank = (-len(had), reference, -often)
+            found.append((rank, {"address": part.address, "title": part.title, "around": around}))
     return [each for _, each in sorted(found, key=lambda pair: pair[0])[:MOST]]
 
 
@@ -122,3 +133,9 @@ async def show(request: web.Request) -> web.StreamResponse:
         raise Refused(404, "not_found", "There is no such document.")
     context = {"name": name, "names": list(documents()), "asked": asked, "found": search(asked) if asked else []}
     return render(request, "docs.html", context_of(request) | context | {"text": rendered(name) if name else ""})
+
+
+async def show_for_callers(request: web.Request) -> web.StreamResponse:
+    """Show the document for callers, without a way to the others."""
+    context = {"name": FOR_CALLERS, "names": [], "text": rendered(FOR_CALLERS, alone=True)}
+    return render(request, "docs.html", context_of(request) | context)

@@ -94,10 +94,15 @@ class Pages:
         if self._operators:
             routes += [add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES]
             routes += [
-                add("GET", path, self._guarded(self._documents)) for path in (docs.DOCS, f"{docs.DOCS}/{{name:.+}}")
+                add("GET", path, self._guarded(self._documents(docs.show)))
+                for path in (docs.DOCS, f"{docs.DOCS}/{{name:.+}}")
             ]
         else:
-            routes.append(add("GET", "/", self._guarded(self._to_own)))
+            path = f"{docs.DOCS}/{docs.FOR_CALLERS}"
+            routes += [
+                add("GET", "/", self._guarded(self._to_own)),
+                add("GET", path, self._guarded(self._documents(docs.show_for_callers))),
+            ]
         shown = {path for method, path, _ in (*OWN_PAGES, *PAGES) if method == "GET"}
         for method, path, _ in (*OWN_PAGES, *(PAGES if self._operators else ())):
             if method == "POST" and path not in shown:
@@ -180,11 +185,14 @@ class Pages:
             return self._signed_out(request)
         return render(request, "enter.html", context_of(request) | {"ticket": ticket})
 
-    async def _documents(self, request: web.Request) -> web.StreamResponse:
-        with suppress(GatewayError):  # they are for anybody, also while the store is away
-            if (user := await self._login.user(request)) is not None:
-                request[USER] = user
-        return await docs.show(request)
+    def _documents(self, show: Handler) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            with suppress(GatewayError):  # they are for anybody, also while the store is away
+                if (user := await self._login.user(request)) is not None:
+                    request[USER] = user
+            return await show(request)
+
+        return handle
 
     async def missing(self, request: web.Request) -> web.StreamResponse:
         """Say that there is no such page."""

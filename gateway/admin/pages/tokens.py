@@ -64,8 +64,12 @@ async def disable_own(view: View) -> web.StreamResponse:
     if not view.user.token:
         raise _unknown()
     client, actor = view.client, msgspec.structs.replace(view.user.actor, scopes=OWN_SCOPES)
-    await tokens.disable(LocalClient(client.loaded, client.store, actor, client.key), view.user.token)
-    return view.go(OWN)
+
+    async def work() -> None:
+        check_sure(view.form)
+        await tokens.disable(LocalClient(client.loaded, client.store, actor, client.key), view.user.token)
+
+    return await _attempt(view, "disable", work(), "token-disabled")
 
 
 async def enable(view: View) -> web.StreamResponse:

@@ -82,6 +82,22 @@ _IN_WORDS: Final = (
     (r"Expected `array` of length <= (\d+)", "there are at most {}"),
 )
 
+_LABELS: Final = {
+    "day": "Budget a day",
+    "week": "Budget a week",
+    "month": "Budget a month",
+    "total": "Budget in total",
+    "session": "Budget a session",
+    "requests": "Requests a day",
+    "session_requests": "Requests a session",
+    "requests_per_minute": "Requests a minute",
+    "tokens_per_minute": "Tokens a minute",
+    "concurrent": "Requests at once",
+    "days": "Days until it expires",
+    "transaction": "Transaction id",
+}
+"""What forms call the fields that they do not call by their names."""
+
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 HEIGHT: Final = 200
@@ -214,13 +230,14 @@ class Form(Mapping[str, str]):
         """Return a whole number. Raises `Refused`."""
         text = self[name]
         if not (text.isascii() and text.isdecimal() and len(text) < 16):
-            raise Refused(400, "invalid_request", f"`{text[:40]}` is not a whole number.", param=name)
+            raise Refused(400, "invalid_request", f"{_label(name)}: `{text[:40]}` is not a whole number.", param=name)
         return int(text)
 
 
 def _label(name: str) -> str:
     """Return what people call a field."""
-    return name.rpartition(".")[2].removesuffix("_micros").replace("_", " ").capitalize()
+    name = name.rpartition(".")[2].removesuffix("_micros")
+    return _LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
 Page = Callable[[View], Coroutine[Any, Any, web.StreamResponse]]

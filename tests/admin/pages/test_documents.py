@@ -34,12 +34,23 @@ async def test_every_document_is_served_and_every_link_leads_to_a_heading(house:
 async def test_a_search_finds_parts_by_all_of_their_words(house: House) -> None:
     browser = PlainBrowser(await house.client_of())
     status, text = await browser.get("/docs?q=Balance+TOKEN")
-    assert (status, 'href="/docs/' in text.partition("parts have")[2]) == (200, True)
+    assert (status, 'href="/docs/' in text.partition("parts for")[2]) == (200, True)
     _, text = await browser.get("/docs?q=reverse+proxies")
     first = re.findall(r'<h2><a href="([^"]+)"', text)[0]
     assert first == "/docs/deploy/network.md#reverse-proxies"
-    assert "No document has all of these words" in (await browser.get("/docs?q=qqqq"))[1]
+    assert "No document has these words" in (await browser.get("/docs?q=qqqq"))[1]
     assert "<script>alert" not in (await browser.get("/docs?q=<script>alert(1)</script>"))[1]
+
+
+async def test_a_search_puts_guides_first_and_needs_no_more_than_half_of_the_words(house: House) -> None:
+    browser = PlainBrowser(await house.client_of())
+    _, text = await browser.get("/docs?q=cached+price")
+    assert re.findall(r'<h2><a href="([^"]+)"', text)[0].startswith("/docs/gateway/docs/money.md#")
+    status, text = await browser.get("/docs?q=charged+when+upstream+fails+mid+qqqq")
+    assert (status, 'href="/docs/' in text.partition("parts for")[2]) == (200, True)
+    parts = " ".join(" ".join(part.text.split()) for part in docs.sections())
+    for found in docs.search("charge stream"):
+        assert f" {found['around']}" in parts, found
 
 
 async def test_nothing_but_documents_is_served(house: House) -> None:

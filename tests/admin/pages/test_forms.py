@@ -134,10 +134,16 @@ async def test_a_form_that_does_not_end_is_refused(house: House, monkeypatch: py
     ("path", "fields", "said"),
     [
         ("credit", {"amount": "0", "transaction": "t"}, "Amount: it is to be more than 0."),
-        ("credit", {"amount": "1", "transaction": "a b"}, "Transaction: it has a character that is not allowed there"),
+        (
+            "credit",
+            {"amount": "1", "transaction": "a b"},
+            "Transaction id: it has a character that is not allowed there",
+        ),
         ("adjust", {"amount": "1", "transaction": "t", "reason": ""}, "Reason: it is to be given."),
         ("change", {"group": "default", "credit_line": "1e3"}, "Credit line: `1e3` is not an amount"),
-        ("change", {"group": "default", "day": "-1"}, "Day: it is to be more than 0."),
+        ("change", {"group": "default", "day": "-1"}, "Budget a day: it is to be more than 0."),
+        ("tokens", {"days": "x"}, "Days until it expires: `x` is not a whole number."),
+        ("tokens", {"day": "1,5"}, "Budget a day: `1,5` is not an amount"),
         ("change", {"group": "default", "external_id": "x" * 201}, "External id: it has at most 200 characters."),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import msgspec
@@ -10,11 +11,12 @@ import pytest
 from aiohttp import CookieJar
 from pytest_aiohttp import AiohttpClient
 
-from gateway.admin.actions import accounts, links, management_tokens, tokens
+from gateway.admin.actions import accounts, links, management_tokens, money, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.links import AdminToken
 from gateway.admin.actions.management_tokens import ManagementTokens
+from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken, TokenList
 from gateway.admin.http.portal import Portal
 from gateway.admin.pages.pages import Pages
@@ -270,12 +272,37 @@ async def test_a_caller_signs_in_with_its_own_token_to_look_and_to_disable_it(
     assert (await portal.post("/enter", token=str(made.token)))[0] == 303
     status, text = await portal.get("/my")
     assert (status, "https://api.example.com/v1" in text, "New token" in text) == (200, True, False)
+    assert "To make tokens, enter by a link. Ask support@example.com." in text
     for path in ("/my/tokens", f"/my/tokens/{other.id[-8:]}/delete", f"/my/tokens/{made.id[-8:]}/rotate"):
         assert (await portal.post(path, sure="yes", hours="1"))[0] == 403, path
-    assert (await portal.post("/my/disable"))[0] == 303
+    status, text = await portal.post("/my/disable")
+    assert (status, "tick the box" in text) == (400, True)
+    assert (await portal.post("/my/disable", sure="yes"))[0] == 303
+    assert "The token is refused from now on." in (await portal.get(portal.headers["Location"]))[1]
     held = (await tokens.list_(house.local_client(), "alice", query=TokenList())).data
     assert {each.id: str(each.status) for each in held} == {made.id: "disabled", other.id: "active"}
     assert (await portal.get("/my"))[0] == 401
+
+
+async def test_what_a_token_may_spend_is_that_of_its_own_budgets(house: House, portal: PlainBrowser) -> None:
+    made = await token_of(house, budgets={"day_micros": 500})
+    await money.credit(house.local_client(), "alice", body=NewCredit("paid", 5_000_000))
+    await portal.post("/enter", token=str(made.token))
+    _, text = await portal.get("/my")
+    now = text.partition("May spend now")[2].partition("Charged")[0]
+    assert "0.0005" in now
+    assert "4.9" not in now
+    assert "Day of your token" in text
+
+
+async def test_the_portal_has_the_document_for_callers_and_no_other(portal: PlainBrowser) -> None:
+    status, text = await portal.get("/docs/gateway/docs/callers.md")
+    assert (status, "X-Client-Request-Id" in text, 'href="/docs/gateway/docs/money' in text) == (200, True, False)
+    assert (
+        re.findall(r'<a href="(?!#|/my|http)([^"]+)"', text.partition("<article")[2].partition("</article>")[0]) == []
+    )
+    for path in ("/docs", "/docs/README.md", "/docs/deploy/store.md"):
+        assert (await portal.get(path, Accept="text/html"))[0] == 401
 
 
 async def test_a_session_by_token_ends_with_the_token(house: House, portal: PlainBrowser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import re
 import time
 from collections.abc import AsyncIterator
 
@@ -30,7 +31,7 @@ async def own(house: House) -> AsyncIterator[House]:
         await accounts.create(house.local_client(), body=NewAccount(name))
         await money.credit(house.local_client(), name, body=NewCredit(f"paid-by-{name}", 5_000_000))
         await tokens.create(house.local_client(), name, body=NewToken(name=f"laptop of {name}"))
-        rows.write([end(arrival(), account=name, model=model)])
+        rows.write([end(arrival(), account=name, model=model, charge_micros=27)])
     yield house
     rows.close()
 
@@ -56,6 +57,8 @@ async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) ->
     request_id = listed.partition('href="/my/requests/')[2].partition('"')[0]
     status, one = await alice.get(f"/my/requests/{request_id}")
     assert (status, request_id in one) == (200, True)
+    assert re.search(r"Operation</dt>\s*<dd>chat", one)
+    assert re.search(r"Charge</dt>\s*<dd>[\d.]+ = [\d,]+ of input x [\d.]+", one)
     bob = await entered(own, "bob")
     assert (await bob.get(f"/my/requests/{request_id}"))[0] == 404
 
