@@ -41,6 +41,7 @@ VARIANTS: Final = {
     "`on_failover`": "one_hook:OnFailover",
     "`on_response`": "one_hook:OnResponse",
     "`on_chunk`": "one_hook:OnChunk",
+    "`on_delta`": "one_hook:OnDelta",
     "`on_end`": "one_hook:OnEnd",
     "`on_end`, and a counter of its own": "one_hook:Counts",
 }
@@ -53,6 +54,7 @@ SHIPPED: Final = {
     "`otel` and `otel-content`": ("otel {endpoint: COLLECTOR, queue: QUEUE}", "otel-content"),
     "`otel`, `ratio: 0`, and `otel-content`": ("otel {endpoint: COLLECTOR, queue: QUEUE, ratio: 0}", "otel-content"),
     "`stop-words`": ("stop-words {words: [forbidden]}",),
+    "`MaskedAnswers`": ("plugins.examples.masked_answers:MaskedAnswers",),
 }
 """The same for shipped plugins."""
 
@@ -64,7 +66,7 @@ is repeatable to about 0.5 %, an event to some forty instructions: what is less 
 
 """
 
-NOTE: Final = "Events take the compiled path unless a plugin has `on_chunk`."
+NOTE: Final = "Events take the compiled path unless a plugin has `on_chunk` or `on_delta`."
 
 SHIPPED_HEAD: Final = """
 The same for shipped plugins. What `otel` costs has the encoding and the sending of its spans in it, in batches of 64, over HTTP to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway import Exchange, Plugin, Script, Services, Step
+from gateway import Delta, Exchange, Plugin, Script, Services, Step
 
 LOOK = Script("look", "return 1")
 
@@ -39,6 +39,12 @@ class OnChunk(Nothing):
     """A plugin that is called for each read of events."""
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None: ...
+
+
+class OnDelta(Nothing):
+    """A plugin that is called for each piece of text."""
+
+    def on_delta(self, exchange: Exchange, delta: Delta, last: bool) -> None: ...
 
 
 class OnEnd(Nothing):

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import Exchange, Operation, Outcome, Plugin, Refused, Reply
+from gateway import Delta, Exchange, Operation, Outcome, Plugin, Refused, Reply
 from gateway.fake_upstream import FakeUpstream
 from gateway.testing import Running
 from tests.whole.aftermath import last_end_record
@@ -56,6 +56,15 @@ class Refuses(Plugin):
             exchange.stop(Refused(409, "not_now", "Not now."))
         elif how:
             raise Refused(409, "not_now", "Not now.") if how == "raise" else ZeroDivisionError
+
+
+class Rewrites(Plugin):
+    """Changes a word, or ends the exchange from `on_delta`, as the header `x-rewrite` says."""
+
+    def on_delta(self, exchange: Exchange, delta: Delta, last: bool) -> tuple[str, str]:
+        if "quince" in delta.text and (how := exchange.request.headers.get("x-rewrite")):
+            raise Refused(409, "not_now", "Not now.") if how == "raise" else ZeroDivisionError
+        return (delta.text.replace("quince", "*"), "") if last else ("", delta.text)
 
 
 async def said(text: str) -> AsyncIterator[bytes]:
@@ -139,6 +148,34 @@ async def test_redact_changes_what_each_answer_is_made_from(serve: Serve, shape:
         assert "pay with [card-number] now" in content(answer)
         assert b"4111" not in answer.body
         assert (await last_end_record(gateway)).changed_by == ["redact"]
+
+
+REWRITES = "{use: 'tests.whole.test_filters:Rewrites', name: rewrites}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_on_delta_changes_each_answer(serve: Serve, shape: str) -> None:
+    async with serving([REWRITES], serve, shape) as (gateway, token, _):
+        answer = await asked(gateway, token, shape, "a quince here")
+        assert (answer.status, answer.whole) == (200, True)
+        assert "a * here" in content(answer) and b"quince" not in answer.body
+        assert (await last_end_record(gateway)).changed_by == ["rewrites"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("how", "status", "code"), [("raise", 409, "not_now"), ("fail", 500, "internal_error")])
+async def test_on_delta_ends_each_answer(serve: Serve, shape: str, how: str, status: int, code: str) -> None:
+    async with serving([REWRITES], serve, shape) as (gateway, token, _):
+        answer = await asked(gateway, token, shape, "a quince here", **{"x-rewrite": how})
+        assert b"a quince" not in answer.body and f'"code":"{code}"'.encode() in answer.body
+        streamed = shape in ("stream", "events of a plugin")
+        assert (answer.status, answer.whole) == ((200, False) if streamed else (status, True))
+        record = await last_end_record(gateway)
+        assert (record.refused_by, record.error_code) == ("rewrites", code)
+        if how == "fail":
+            assert record.outcome is Outcome.INTERNAL_ERROR
+        elif not streamed:
+            assert record.completion_tokens == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES)
