@@ -96,6 +96,7 @@ OutcomeOption = Annotated[
     Outcome | None,
     typer.Option(metavar="OUTCOME", help=f"Only requests with this outcome: {', '.join(Outcome)}."),
 ]
+TokenOption = Annotated[str | None, typer.Option(metavar="ID", help="Only requests with this token.")]
 FromOption = Annotated[
     int | None,
     typer.Option(
@@ -120,7 +121,7 @@ async def list_(
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
-    token: Annotated[str | None, typer.Option(metavar="ID", help="Only requests with this token.")] = None,
+    token: TokenOption = None,
     tag: Annotated[
         str | None, typer.Option(metavar="NAME:VALUE", help="Only requests with this tag, as in tenant:acme.")
     ] = None,
@@ -143,7 +144,8 @@ async def list_(
         print_requests(
             records, await at.zone(), empty="There are no such requests. Does `--from` reach far enough back?"
         )
-    _note(pages[-1].notes)
+    more = f"{len(records)} are listed, and there are more: give a larger --limit" if pages[-1].has_more else ""
+    _note([*pages[-1].notes, *filter(None, [more])])
     _fail(dict.fromkeys(name for page in pages for name in page.unread))
 
 
@@ -190,6 +192,7 @@ async def summary(
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
+    token: TokenOption = None,
     since: FromOption = None,
     until: ToOption = None,
 ) -> None:
@@ -205,7 +208,7 @@ async def summary(
     _check_order(since, until)
     names = _groups(by)
 
-    terms = await _terms(at, account, model, outcome, since, until)
+    terms = await _terms(at, account, model, outcome, since, until) | {"token": token}
     pages = [page async for page in at.pages("usage.summary", size=MOST_LINES, by=",".join(names), **terms)]
     lines = [line for page in pages for line in page.data]
     totals = dicts(lines, names)
@@ -225,6 +228,7 @@ def export(
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
+    token: TokenOption = None,
     since: FromOption = None,
     until: ToOption = None,
     config: ConfigOption = None,
@@ -236,7 +240,7 @@ def export(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    selected = Selected(account and account_of(config, account), model, outcome, since, until)
+    selected = Selected(account and account_of(config, account), model, outcome, since, until, token)
     home = usage_home(configuration(config))
     records = queries.select(home, **msgspec.structs.asdict(selected), unusable=unusable)
     _print_all(records, as_csv)
@@ -332,7 +336,8 @@ def _print_ended(record: Record, zone: tzinfo, as_json: bool) -> None:
 
 
 def _note(found: Iterable[str]) -> None:
-    """Print what may be missing in an answer, on standard error."""
+    """Print what may be missing in an answer, on standard error, after the answer."""
+    sys.stdout.flush()
     for note in found:
         typer.echo(f"note: {note}", err=True)
 

@@ -108,6 +108,7 @@ def select(
     outcome: Outcome | None = None,
     since_ms: int | None = None,
     until_ms: int | None = None,
+    token_id: str | None = None,
     newest_first: bool = False,
     unusable: list[UnusableFile] | None = None,
 ) -> Iterator[Record]:
@@ -118,7 +119,7 @@ def select(
     since = "" if since_ms is None else first_id(since_ms)
     until = _AFTER_ALL_IDS if until_ms is None else first_id(until_ms)
     conditions, values = ["id >= ?", "id < ?"], [since, until]
-    for column, value in (("account", account), ("model", model), ("outcome", outcome)):
+    for column, value in (("account", account), ("model", model), ("outcome", outcome), ("token_id", token_id)):
         if value is not None:
             conditions.append(f"{column} = ?")
             values.append(value)
@@ -189,12 +190,15 @@ class Tail:
     """Follows the files: returns each request that ended once, in the order in which the ends became known.
 
     `after` is the `cursor` of an earlier tail, or empty for what ends from now on. Raises `ValueError` for anything else.
-    Only the two newest months are read: no request takes longer to end.
+    Only the two newest months are read: no request takes longer to end. While the home does not answer, nothing is returned, and
+    what ends meanwhile comes later.
     """
 
     def __init__(self, home: Home, after: str = "") -> None:
         self._home = home
-        self._places = _places(after) if after else {month: self._last_place(month) for month in self._months()}
+        self._began = bool(after)
+        self._places = _places(after) if after else {}
+        self._begin()
 
     @property
     def cursor(self) -> str:
@@ -203,10 +207,19 @@ class Tail:
 
     def poll(self, limit: int = 500) -> list[tuple[str, Record]]:
         """Return the next requests that ended, up to `limit` of each month, each with the cursor after it."""
-        return [entry for month in self._months() for entry in self._ends(month, limit)]
+        with _reporting():
+            found = months(self._home)[_NEWEST]
+            if self._began:
+                return [entry for month in found for entry in self._ends(month, limit)]
+            self._begin()
+        return []
 
-    def _months(self) -> list[str]:
-        return months(self._home)[_NEWEST]
+    def _begin(self) -> None:
+        """Begin with what ends from now on, unless it has begun."""
+        if not self._began:
+            with _reporting():
+                self._places = {month: self._last_place(month) for month in months(self._home)[_NEWEST]}
+                self._began = True
 
     def _last_place(self, month: str) -> int:
         with _reporting(), opened(self._home, month) as part:

@@ -63,6 +63,7 @@ class Selected(msgspec.Struct, frozen=True):
     outcome: Outcome | None = None
     since_ms: int | None = None
     until_ms: int | None = None
+    token_id: str | None = None
 
     @property
     def days_suffice(self) -> bool:
@@ -72,7 +73,12 @@ class Selected(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[str, list[str]]:
         """The conditions but for the time, and their values."""
-        pairs = (("account", self.account), ("model", self.model), ("outcome", self.outcome))
+        pairs = (
+            ("account", self.account),
+            ("model", self.model),
+            ("outcome", self.outcome),
+            ("token_id", self.token_id),
+        )
         given = [(column, value) for column, value in pairs if value is not None]
         return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
 

@@ -137,7 +137,12 @@ def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: Us
     assert records(run(*mine, "--since", "1d")) == [cut, new]
     assert records(run(*mine, "--since", old.arrived_at[:10])) == [cut, new, old]
     assert records(run(*mine, "--outcome", "caller_gone")) == [cut]
-    assert records(run(*mine, "--limit", "1")) == [cut]
+    note, line = sorted(run(*mine, "--limit", "1").splitlines(), key=lambda each: each.startswith("{"))
+    assert (records(line), note) == ([cut], "note: 1 are listed, and there are more: give a larger --limit")
+    assert records(run("usage", "export", "--token", new.token_id)) == [old, new, cut, other]
+    rows.write([end(days_ago(0.2), token_id="demo-2")])
+    for command in (("usage", "list", "--json"), ("usage", "export"), ("usage", "summary", "--json")):
+        assert len(run(*command, "--token", "demo-2").splitlines()) == 1
 
 
 def test_an_invalid_time_is_wrong_usage_with_an_example(rows: UsageDatabase) -> None:

@@ -153,8 +153,11 @@ async def test_while_the_database_is_away_the_stream_has_the_records_and_then_th
     machine = Machine(client, postgres(database_url, tmp_path), max_entries=30)
     ids = await machine.served(5)
     await machine.drain()
+    tail = queries.Tail(machine.usage.home)
     postgres_server.kill()
     try:
+        begun_away = queries.Tail(machine.usage.home)
+        assert tail.poll() == begun_away.poll() == []
         waiting = await machine.served(25)
         machine.usage._measured = -10.0
         ids |= await machine.served(1)
@@ -172,9 +175,12 @@ async def test_while_the_database_is_away_the_stream_has_the_records_and_then_th
         ids |= waiting
     finally:
         postgres_server.start()
+    assert begun_away.poll() == [], "it begins now"
     await machine.drain()
     await machine.drain()
     assert machine.ids() == ids
+    followed = {record.id for _, record in tail.poll()}
+    assert followed == {record.id for _, record in begun_away.poll()} < ids and len(followed) == len(ids) - 5
     assert (await machine.usage.length(), machine.usage.spool.count()) == (0, 0)
     assert rolled_up(machine.usage.home) == summed(machine.usage.home)
 

@@ -92,6 +92,8 @@ def check(summing: Summing, home: Home, by: tuple[str, ...], wanted: Selected) -
     [
         Selected(),
         Selected(account="alice"),
+        Selected(token_id="alice-1"),
+        Selected(account="alice", token_id="alice-2", outcome=Outcome.REFUSED),
         Selected(model="a", outcome=Outcome.REFUSED),
         Selected(since_ms=NEW_YEAR_MS - 3 * DAY_MS, until_ms=NEW_YEAR_MS + 2 * DAY_MS),
         Selected(since_ms=NEW_YEAR_MS - 3 * DAY_MS - 5000, until_ms=NEW_YEAR_MS + 2 * DAY_MS + 5000),

@@ -98,6 +98,7 @@ class SumsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     account: Text | None = None
     model: Text | None = None
     outcome: Outcome | None = None
+    token: Text | None = None
     since: Since | None = None
     until: Until | None = None
     sort: Literal["", "requests", "charge_micros", "cost_micros", "margin_micros"] = ""
@@ -166,7 +167,7 @@ def groups(text: str) -> list[str]:
 
 def _selected(query: SumsQuery) -> Selected:
     since_ms, until_ms = between(query.since, query.until)
-    return Selected(query.account, query.model, query.outcome, since_ms, until_ms)
+    return Selected(query.account, query.model, query.outcome, since_ms, until_ms, query.token)
 
 
 def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery) -> Summary:
