@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,17 @@ def test_the_ingress_streams_as_the_proxy_of_compose_does() -> None:
         service["metadata"]["name"],
         service["spec"]["ports"][0]["name"],
     )
+
+
+def test_the_schema_of_values_has_each_value_and_no_other() -> None:
+    """Helm refuses a value that it does not have, such as one that is misspelt."""
+    schema_of_values = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert schema_of_values.keys() - {"global"} == values.keys()
+    for name, each in schema_of_values.items():
+        if each.get("additionalProperties") is False:
+            assert each["properties"].keys() == values[name].keys(), name
+    assert ALL.keys() <= values.keys()
 
 
 def test_the_templates_keep_to_the_part_of_the_language_that_is_rendered_here() -> None:
