@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK := deploy/requirements.lock
+COMPILED := $(wildcard gateway/*/*.pxd)
 
 # Tests of streams, which run a second time without the compiled path of events. Left out are those whose imports, and those of
 # what they test, have no compiled module: a test holds that.
@@ -57,9 +58,9 @@ suite: $(VENV)/.dev
 test-pure: $(VENV)/.dev
 	GATEWAY_PURE=1 $(PYTEST)
 
-# Which lines all tests run; takes half as long again. Coverage is not measured in the processes of tests/parallel.py.
+# Which lines all tests run, in pure Python, whose lines are seen; takes half as long again. Coverage is not measured in the processes of tests/parallel.py.
 coverage: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term
+	GATEWAY_PURE=1 $(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -67,7 +68,7 @@ format: $(VENV)/.dev
 
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
 # compiler, its compiled modules are built, too. Of what only tests need, a module is compiled when it is imported first.
-$(VENV)/.serve: $(LOCK) pyproject.toml deploy/hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
+$(VENV)/.serve: $(LOCK) pyproject.toml deploy/hatch_build.py gateway/base/compiled.py $(COMPILED) $(COMPILED:.pxd=.py) $(wildcard gateway/*/*/*.pyx)
 	@sh deploy/install.sh "$(PYTHON)" $(VENV) serve
 	$(BIN)/gateway --version
 	@touch $@
@@ -77,4 +78,4 @@ $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(wildcard gateway/*/_*.so gateway/*/*/_*.so)
+	rm -rf $(VENV) gateway/_compiled

@@ -7,6 +7,8 @@ first: commands need few of them, and all together take longer to import than mo
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gateway.base import compiled
+
 if TYPE_CHECKING:
     from gateway.alerts.alerts import Alerts
     from gateway.base.addresses import address_of, network_of
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from gateway.store.money.scripts import Hold, HoldReply, Settled
     from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
     from gateway.usage.record import AttemptRecord, Record, hashed_reference, reference_in, shown_name
+
+compiled.use()  # before any module is imported that is compiled
 
 __all__ = [
     "MICROS",

@@ -4,21 +4,18 @@ A chunk says its error, its usage, and which choices it finishes.
 
 A plain event has a text of the model and nothing else that the gateway reads: it is a single `data:` line with a JSON object that
 has one `"choices":[`, followed by an object, and no match of `FIELDS`, and an empty line. Many events of one read are mostly
-plain, and are taken together. They are searched by a compiled function (`_plain.pyx`), which takes a tenth of the instructions of
-the regular expression, where there is one.
+plain, and are taken together.
 """
 
 from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.base import compiled
 from gateway.chat import upstream_errors
 from gateway.chat.usage import Counts, read_counts
 
@@ -55,12 +52,6 @@ _TEXTS: Final = (b"content", b"text", b"reasoning", b"reasoning_content", b"argu
 """Fields whose strings are text also where they look like base64, but for an address that begins with `data:`."""
 
 Value = TypeVar("Value")
-
-SOURCE: Final = Path(__file__).with_name("_plain.pyx")
-
-Search = Callable[[bytes], tuple[int, int]]
-
-_plain, _ = compiled.load("gateway.chat._plain", SOURCE)
 
 
 def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:
@@ -294,11 +285,7 @@ def _decode(decoder: msgspec.json.Decoder[Value], raw: bytes | msgspec.Raw) -> V
 
 def plain_events(data: bytes) -> tuple[int, int]:
     """Return where the plain events end that the data begins with, and how many there are. Their line ends are alike."""
-    return search_line_feeds(data) if data.find(b"\r") < 0 else search(data, b"\r\n\r\n")
-
-
-def search(data: bytes, boundary: bytes = b"\n\n") -> tuple[int, int]:
-    """Return the same for one kind of line ends."""
+    boundary = b"\n\n" if data.find(b"\r") < 0 else b"\r\n\r\n"
     field = FIELDS.search(data)
     *whole, _ = data[: field.start() if field else len(data)].split(boundary)
     end = events = 0
@@ -309,6 +296,3 @@ def search(data: bytes, boundary: bytes = b"\n\n") -> tuple[int, int]:
         end += len(event) + len(boundary)
         events += 1
     return end, events
-
-
-search_line_feeds: Final[Search] = _plain.plain_events if _plain else search

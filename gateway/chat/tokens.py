@@ -104,6 +104,14 @@ class OutputCounter:
             if len(self._samples) == MAX_SAMPLES or sum(map(len, self._samples)) > MAX_SAMPLED:
                 self._thin_out()
 
+    def counts(self, size: int) -> bool:
+        """Count an event of so many bytes, unless it has to be looked at. Return whether it is counted."""
+        if size > LARGE or self.events + 1 > self._next:
+            return False
+        self.bytes += size
+        self.events += 1
+        return True
+
     def add_unread(self, size: int) -> None:
         """Count so many bytes of an event that is too long to be read, all of them as text."""
         self._unread_bytes += size
@@ -208,7 +216,7 @@ def _find_texts(value: Any) -> Iterator[str]:
 
 
 class Template:
-    """The bytes around the text of an event. `EventStream.feed` compares them itself: a call would cost as much as that."""
+    """The bytes around the text of an event."""
 
     __slots__ = ("_head", "_learn_at", "after", "before", "novel", "size")
 
@@ -221,6 +229,18 @@ class Template:
         self._head = b"\r"
         """How the last event with only text began, up to its choices: often the next one begins so."""
         self._learn_at = 0
+
+    def end_of(self, data: bytes, at: int) -> int:
+        """Return where the event at `at` ends, which differs in its text alone; -1 for any other. `after` begins with a quote."""
+        if self.size < 0 or not data.startswith(self.before, at):
+            return -1
+        at += len(self.before)
+        size = len(data)
+        while at < size and (byte := data[at]) != 0x22:  # a constant of a module would be an object
+            if byte == 0x0A or byte == 0x0D:  # noqa: PLR1714
+                return -1
+            at += 1
+        return at + len(self.after) if data.startswith(self.after, at) else -1
 
     def has_only_text(self, data: bytes, limit: int) -> bool:
         """Return whether data is one complete event of a single line of `limit` bytes, with a JSON object that has only text."""

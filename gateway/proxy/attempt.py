@@ -37,13 +37,12 @@ from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, AnswerHooks, ChunkHooks, EndReason, run_response_hooks
 from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
-from gateway.proxy.event_pass import InvalidResponse
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
 from gateway.proxy.kept_answers import Keeper
 from gateway.proxy.pool import Endpoint, UpstreamPool
 from gateway.proxy.relay import SSE, Gathering, Relay
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
-from gateway.proxy.upstream import UpstreamConnection, keep_only_id, kept_id, trace_lines
+from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, keep_only_id, kept_id, trace_lines
 from gateway.store.channels import fingerprint_of
 from gateway.store.kept_ids import KeptIds
 

@@ -15,7 +15,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -36,6 +35,8 @@ MAX_SHOWN: Final = 64
 """Characters of the name of an invalid header that are logged."""
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _NOT_IN_NAME: Final = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _IN_LINES: Final = bytes([*b"\t", *range(0x20, 0x7F), *range(0x80, 0x100)])
@@ -151,6 +152,11 @@ class CallerConnection:
                 data = b"".join((head, data, b"\r\n"))
             self._transport.write(data)
 
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write more of a stream in chunks, which is one already."""
+        if not self.gone:
+            self._transport.write(chunk)
+
     def finish(self) -> None:
         """Write the end of a stream, or the response that `prepare` set. Does nothing after `reply`."""
         if self.finished:
@@ -265,4 +271,6 @@ def _is_sendable(name: str, value: str) -> bool:
 @lru_cache(1)
 def _date_line(second: int) -> str:
     """Return the `Date` header line (RFC 9110, 6.6.1)."""
-    return f"Date: {formatdate(second, usegmt=True)}\r\n"
+    at = time.gmtime(second)
+    day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
+    return f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT\r\n"

@@ -14,7 +14,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -23,7 +23,9 @@ from gateway.base.errors import Refused, internal
 from gateway.base.text import without_secrets
 from gateway.chat import upstream_errors
 from gateway.domain.exchange import NOTHING_SAID, UpstreamWords
-from gateway.proxy.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from gateway.proxy.upstream import UpstreamConnection
 
 MAX_ERROR_BODY: Final = 64 * 1024
 REQUEST_FAULT: Final = frozenset(range(400, 423)) - {401, 402, 403, 407, 408}

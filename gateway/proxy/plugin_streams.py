@@ -100,12 +100,9 @@ class ReplyStream:
             exchange.longest_gap_s = 0.0  # recorded of upstreams alone
             del self.relay  # breaks a reference cycle
 
-    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
+    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None], relay: Relay | None = None) -> None:
         """Give the events from now on. What their end means is decided here."""
         self._pump = asyncio.get_running_loop().create_task(self._give(self.relay, on_data))
-
-    def begin_pass(self, relay: Relay) -> None:
-        """Do nothing: the compiled path is for reads of sockets."""
 
     def pause(self) -> None:
         """Ask the iterator for nothing more."""

@@ -19,19 +19,22 @@ import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.base import crash_points
 from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
 from gateway.chat.sse import parse_event, whole_events
+from gateway.chat.tokens import ALL
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import ChunkHooks, EndReason, Redaction
 from gateway.proxy.translation import Translation
-from gateway.proxy.upstream import OnData, UpstreamConnection
+
+if TYPE_CHECKING:
+    from gateway.proxy.upstream import OnData, UpstreamConnection
 
 MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
@@ -50,7 +53,8 @@ class RelayState(Enum):
 
 
 _COLLECTING: Final = RelayState.COLLECTING
-"""The name of a module is looked up faster than a member of an enum, and this one is needed at each read."""
+_RELAYING: Final = RelayState.RELAYING
+"""The name of a module is looked up faster than a member of an enum, and these are needed at each read."""
 
 
 class Source(Protocol):
@@ -59,11 +63,11 @@ class Source(Protocol):
     queued: bool
     """It has more, and waits for its turn to give it."""
 
-    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
-        """Give the data from now on. `on_data` returns whether it kept some for a call without data."""
+    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None], relay: Relay | None = None) -> None:
+        """Give the data from now on. `on_data` returns whether it kept some for a call without data.
 
-    def begin_pass(self, relay: Any) -> None:
-        """Pass the plain events of a relay on from now on, where there is a faster path for them."""
+        A source may first ask the `relay` to pass on a chunk as it is.
+        """
 
     def pause(self) -> None:
         """Give nothing more: the caller is slower."""
@@ -84,10 +88,6 @@ class Relay:
     `events` parses what arrives. The limits are those of `channel`. `translation` is for a source of another dialect.
     """
 
-    max_prelude = MAX_PRELUDE
-    streamed = True
-    """An upstream was asked for a stream."""
-
     def __init__(
         self,
         exchange: Exchange,
@@ -106,6 +106,9 @@ class Relay:
         self._source = source
         self._begin = begin
         self.hooks = hooks
+        self.max_prelude = MAX_PRELUDE
+        self.streamed = True
+        """An upstream was asked for a stream."""
         self._collected: list[bytes] = []
         self._received = 0
         self._last_read_at = 0.0
@@ -122,6 +125,11 @@ class Relay:
         self.events = events
         self.translation = translation
         self._secrets = Redaction(channel.scrubbed, events)
+        self._shortest_secret = min(self._secrets.shortest, ALL)
+        self._max_received = channel.max_response_bytes
+        self._passed_bytes = 0
+        """What `passes` has written, and the longest gap before it, until `_note_passed`."""
+        self._longest_gap = 0.0
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
 
@@ -136,6 +144,7 @@ class Relay:
 
     def end(self, reason: EndReason) -> None:
         """End the relay, once."""
+        self._note_passed()
         if not self.ended.done():
             self.ended.set_result(reason)
 
@@ -151,6 +160,7 @@ class Relay:
 
     def close(self) -> None:
         """Release both sockets. Afterwards nothing reaches the caller from here."""
+        self._note_passed()
         for timer in (self._deadline_timer, self._stall_timer, self._drain_timer):
             if timer is not None:
                 timer.cancel()
@@ -174,10 +184,45 @@ class Relay:
         """Receive the source's data from now on."""
         self._last_read_at = self._loop.time()
         if self.translation is None:
-            self._source.flow_to(self._on_data, self._on_end)
+            self._source.flow_to(self._on_data, self._on_end, self if self.hooks is None else None)
         else:
             on_end = partial(self._on_untranslated_end, self.translation)
             self._source.flow_to(partial(self._on_untranslated, self.translation), on_end)
+
+    def passes(self, chunk: bytes, begin: int) -> bool:
+        """Pass on a chunk whose data, from `begin` on, is an event that differs in its text alone. Return whether that is so."""
+        events, caller = self.events, self._caller
+        size = len(chunk) - 2 - begin
+        if (
+            not caller.chunked
+            or self._received + size > self._max_received
+            or self.state is not _RELAYING
+            or events.concluded
+            or self.ended.done()
+            or not events.passes(chunk, begin, begin + size)
+        ):
+            return False
+        self._received += size
+        now = self._loop.time()
+        gap, self._last_read_at = now - self._last_read_at, now
+        if gap > self._longest_gap:  # noqa: PLR1730 - a call of `max` is slower
+            self._longest_gap = gap
+        if events.template.novel < self._shortest_secret:
+            caller.write_chunk(chunk)
+        else:
+            redacted = self._secrets.redact_whole(chunk[begin : begin + size])
+            size = len(redacted)
+            caller.write(redacted)
+        self._passed_bytes += size
+        return True
+
+    def _note_passed(self) -> None:
+        exchange = self._exchange
+        if self._passed_bytes:
+            exchange.bytes += self._passed_bytes
+            exchange.events = self.events.events
+            exchange.longest_gap_s = max(exchange.longest_gap_s, self._longest_gap)
+            self._passed_bytes = 0
 
     def _on_data(self, data: bytes) -> bool:
         """Pass on the complete events. Return whether the parser kept data for later."""
@@ -186,10 +231,10 @@ class Relay:
         events = self.events
         whole = events.feed(data)
         self._received += len(data)
-        if self._received > self.channel.max_response_bytes:
+        if self._received > self._max_received:
             self.end(EndReason.SIZE)
             return events.backlog
-        if events.template.novel >= self._secrets.shortest:
+        if events.template.novel >= self._shortest_secret:
             whole = self._secrets.redact_whole(whole)
         now = self._loop.time()
         gap, self._last_read_at = now - self._last_read_at, now
@@ -239,8 +284,6 @@ class Relay:
         exchange.bytes += len(first)
         exchange.events = events.events
         crash_points.point("stream.begun")
-        if self.translation is None:  # the compiled path reads what arrives
-            self._source.begin_pass(self)
         if events.concluded:
             self._conclude()
 
@@ -400,6 +443,9 @@ class Gathering:
     def begin(self, head: bytes, first: bytes) -> None:
         """Take the first events."""
         self.write(first)
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Take nothing: no chunk is given."""
 
     def write(self, data: bytes) -> None:
         """Take whole events."""

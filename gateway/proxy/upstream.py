@@ -18,13 +18,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Final
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httptools
 from multidict import CIMultiDict, MultiDict, MultiDictProxy
 
 from gateway.chat.request import BodyPart
-from gateway.proxy.event_pass import BUFFER, SMALL_READ, EventPass, InvalidResponse, UpstreamState
 from gateway.proxy.scheduler import Turns
 
 if TYPE_CHECKING:
@@ -40,7 +40,42 @@ LINGER_S: Final = 0.5
 MAX_SURPLUS: Final = 64 * 1024
 """Bytes that may arrive after the answer before the connection is closed."""
 
+BUFFER: Final = memoryview(bytearray(16 * 1024))
+"""Every read of every upstream goes into this buffer. The data has been copied when the read returns, so that one is enough. Its
+size bounds what a stream holds, and the time of a read.
+"""
+SMALL_READ: Final = 4 * 1024
+"""A longer read is counted, and passed on at once only while there are few of them: a whole short answer arrives so. Else the
+connection waits for its turn and is not read meanwhile, as after a read that has filled the buffer, so that more may follow.
+"""
+_DIGITS: Final = bytes(["0123456789abcdef".find(chr(code)) % 17 for code in range(256)])
+"""The digits of a chunk's size, as most servers write it, and 16 for all else."""
+
 OnData = Callable[[bytes], bool | None]
+
+
+class ChunkTaker(Protocol):
+    """What may take a chunk as it is: a `Relay`."""
+
+    def passes(self, chunk: bytes, begin: int) -> bool:
+        """Pass on a chunk, whose data begins at `begin`. Return false where it has to be read."""
+
+
+class InvalidResponse(Exception):
+    """The upstream does not speak HTTP/1.1, or not as requested."""
+
+
+class UpstreamState(Enum):
+    """The state of a call. Data after one of the last four states belongs to no request."""
+
+    WAITING = "nothing was received"
+    HEAD = "part of the response was received, and its head is not complete"
+    BODY = "the head is complete, and the body is not"
+    REUSABLE = "the response is complete, and the connection may carry another request"
+    COMPLETE = "the response is complete, and the connection must be closed"
+    FAILED = "the response broke off, or is invalid"
+    LOST = "the connection was closed before anything was received"
+
 
 # The name of a module is looked up faster than a member of an enum, and these are needed at each read.
 _WAITING: Final = UpstreamState.WAITING
@@ -66,8 +101,37 @@ ID: Final = re.compile(r"[!-~]+")
 TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 
-class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
-    """The response to one request.
+def begin_of_chunk(data: bytes) -> int:
+    """Return where the data of a chunk begins, which is whole and written as we do it; 0 for other data."""
+    size, at, end, digits = 0, 0, len(data), _DIGITS
+    while at < end and at < 6 and (digit := digits[data[at]]) < 16:
+        size = size * 16 + digit
+        at += 1
+    at += 2
+    whole = size > 0 and at + size + 2 == end and data.startswith(b"\r\n", at - 2) and data.endswith(b"\r\n")
+    return at if whole and data[0] != 0x30 else 0
+
+
+def whole_chunks(data: bytes) -> bytes:
+    """Return what whole chunks without extensions contain, none of them the last one; nothing for any other data."""
+    at, end, digits = 0, len(data), _DIGITS
+    pieces = []
+    while at < end:
+        size, begin = 0, at
+        while at < end and at - begin < 6 and (digit := digits[data[at]]) < 16:
+            size = size * 16 + digit
+            at += 1
+        begin = at + 2
+        at = begin + size
+        if not (size and data.startswith(b"\r\n", begin - 2) and data.startswith(b"\r\n", at)):
+            return b""
+        pieces.append(data[begin:at])
+        at += 2
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class ResponseReader:
+    """What a connection does, without the class of asyncio's protocols, which a class with C attributes cannot extend.
 
     `on_head` is called with it, once: when status and headers are there, or when there is a `failure`. From `flow_to` on, `on_data`
     gets the body bytes of each read in one piece, and `on_end(clean)` is called once, with whether the response ended as its
@@ -79,7 +143,9 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "_backlog",
         "_connection",
         "_head_bytes",
+        "_in_chunk",
         "_keep",
+        "_line_ended",
         "_on_data",
         "_on_end",
         "_parsed_head_bytes",
@@ -89,6 +155,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         "_pieces_in_body",
         "_pooled_protocol",
         "_reading",
+        "_relay",
         "_state",
         "_transport",
         "_turns",
@@ -108,16 +175,20 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         transport, pooled = connection.transport, connection.protocol
         if transport is None or pooled is None:
             raise ConnectionResetError("the pooled connection was closed")
-        self._connection = connection
-        self._transport = transport
+        self._connection: Any = connection
+        self._transport: Any = transport
         self._pooled_protocol = pooled
         self._turns = turns
         self._keep = keep
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
         """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._pieces_in_body = sys.maxsize
+        self._in_chunk = True
+        """Whether the parser is within a chunk, or before the first one."""
+        self._line_ended = False
+        """Whether the last read ended with a line. Else it may have cut the size of a chunk."""
         self._state = UpstreamState.WAITING
         self._head_bytes = 0
         self._parsed_head_bytes = 0
@@ -128,13 +199,14 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._backlog = False
         self.queued = False
         """The upstream sent more than is passed on at once, and waits for its turn. Nothing is read meanwhile."""
+        self._relay: ChunkTaker | None = None
         self._on_data: OnData | None = None
         self._on_end: Callable[[bool], None] | None = None
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.failure: InvalidResponse | ConnectionError | None = None
         self.on_head: Callable[[UpstreamConnection], None] | None = None
-        take(transport, self)
+        take(transport, self)  # type: ignore[arg-type]
 
     @property
     def answered(self) -> bool:
@@ -155,9 +227,9 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         """Write the whole request, in one call."""
         self._transport.writelines(message)
 
-    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
-        """Pass the body on, beginning with the data that has arrived already."""
-        self.end_pass()
+    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None], relay: ChunkTaker | None = None) -> None:
+        """Pass the body on, beginning with the data that has arrived already. A `relay` is given chunks as they are, first."""
+        self._relay = relay
         self._on_data = on_data
         self._on_end = on_end
         self._paused = False
@@ -185,13 +257,12 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         if at_end and not self.ended:
             self._discard_rest()
             return
-        self.end_pass()
-        self._on_data = self._on_end = self.on_head = None
-        del self._parser  # breaks a reference cycle
+        self._on_data = self._on_end = self.on_head = self._relay = None
+        self._parser = None  # breaks a reference cycle
         if self._reusable:
             if not self._reading:
                 self._transport.resume_reading()
-            (self._keep or UpstreamConnection.give_back)(self)
+            (self._keep or ResponseReader.give_back)(self)  # type: ignore[arg-type]
         else:
             self._connection.close()
             self._transport.abort()
@@ -222,7 +293,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
     def _forget(self) -> None:
         # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
         # collector would free both, and 256 KiB of the transport.
-        del self._transport, self._connection, self._keep
+        self._transport = self._connection = self._keep = None
 
     def _discard_rest(self) -> None:
         surplus = 0
@@ -246,24 +317,26 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
 
     # Called by the transport.
 
-    def receive(self, nbytes: int) -> None:
-        """Receive the first `nbytes` of `BUFFER`, which a read has filled."""
-        state = self._state
-        if state is not _BODY:
-            if state is _WAITING:
-                self._state = _HEAD
-            elif state is not _HEAD:
-                self._refuse_surplus()
-                return
-        try:
-            self._parser.feed_data(BUFFER[:nbytes])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, InvalidResponse):
-            self._fail(InvalidResponse("the answer is not HTTP/1.1"))
-        if self._state is _HEAD:
-            self._head_bytes += nbytes
-            if self._head_bytes > MAX_HEAD:
-                self._fail(InvalidResponse("the head of the answer is too long"))
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Receive the first `nbytes` of `BUFFER`, which a read has filled. Nearly always they are whole chunks."""
+        data = bytes(BUFFER[:nbytes])
+        if self._state is _WAITING:
+            self._state = _HEAD
+        elif self._state is not _BODY and self.ended:
+            self._refuse_surplus()
+            return
         on_data, pieces = self._on_data, self._pieces
+        if self._in_chunk or not self._line_ended or nbytes > SMALL_READ:
+            self._parse(data)
+        elif self._passes(data):
+            return
+        elif whole := whole_chunks(data):
+            pieces.append(whole)
+        else:
+            self._parse(data)
         if nbytes > SMALL_READ and on_data is not None:
             began = time.thread_time()
             if nbytes == len(BUFFER) or self._turns.is_spent(began):
@@ -278,6 +351,23 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         else:
             self._pass_on()
 
+    def _passes(self, data: bytes) -> bool:
+        if self._relay is None or self._pieces or self._backlog or self.queued or self._paused:
+            return False
+        begin = begin_of_chunk(data)
+        return begin > 0 and self._relay.passes(data, begin)
+
+    def _parse(self, data: bytes) -> None:
+        self._line_ended = data.endswith(b"\n")
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, InvalidResponse):
+            self._fail(InvalidResponse("the answer is not HTTP/1.1"))
+        if self._state is _HEAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self._fail(InvalidResponse("the head of the answer is too long"))
+
     def eof_received(self) -> bool:
         return False
 
@@ -291,6 +381,12 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._pass_on()
 
     # Called by the parser.
+
+    def on_chunk_header(self) -> None:
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self._in_chunk = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parsed_head_bytes += len(name) + len(value)
@@ -379,7 +475,13 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
 
     def _report_head(self) -> None:
         if self.on_head is not None:
-            self.on_head(self)
+            self.on_head(self)  # type: ignore[arg-type]
+
+
+class UpstreamConnection(ResponseReader, asyncio.BufferedProtocol):
+    """The response to one request, see `ResponseReader`."""
+
+    __slots__ = ()
 
 
 class IdleConnection(asyncio.BufferedProtocol):

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import typer
 
+from gateway.base import compiled
 from gateway.base.errors import GatewayError, StoreAway, cannot_use
 from gateway.base.log import log
 from gateway.chain import loading
@@ -31,7 +32,6 @@ from gateway.config.schema import Config, Loaded, load
 from gateway.config.without_keys import digests
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
-from gateway.proxy import event_pass
 from gateway.runtime import logs, systemd, worker
 from gateway.runtime.active_config import ActiveConfig, ConfigTest
 from gateway.runtime.data_folder import data_folder, remove_leftovers
@@ -123,7 +123,7 @@ class ParentProcess:
             opened = asyncio.run(_prepare(self._active.loaded, self._store_url, self._report_start))
             self._start_children()
             self._supervisor.handle_signals()
-            log.info("event_path", compiled=not event_pass.WHY_PURE, reason=event_pass.WHY_PURE)
+            log.info("event_path", compiled=not compiled.WHY_PURE, reason=compiled.WHY_PURE)
             self._welcome(plugins, time.monotonic() - began, opened)
             self._service_manager.ready()
             self._supervisor.watch(self._tick)

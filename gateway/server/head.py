@@ -1,25 +1,23 @@
 """A request of a caller: its head, the reader of its body, and the errors of a head.
 
-A request that one read of the socket brought as a whole, as nearly all are, is parsed by a compiled function, where there is one
-(`_head.pyx`). It takes only what every parser understands alike: `POST` by HTTP/1.1 with one `Host` and one `Content-Length`,
-headers of printable ASCII of which none is sent twice, no coding, no `Expect`, no `Upgrade`, and nothing behind the body. Anything
-else is left to aiohttp's parser, which takes eight times the instructions.
+A request that one read of the socket brought as a whole, as nearly all are, is parsed by `whole_request`. It takes only what every
+parser understands alike: `POST` by HTTP/1.1 with one `Host` and one `Content-Length`, headers of printable ASCII of which none is
+sent twice, no coding, no `Expect`, no `Upgrade`, and nothing behind the body. Anything else is left to aiohttp's parser, which
+takes eight times the instructions; where nothing is compiled, it is the faster one and takes all.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
 from itertools import chain
-from pathlib import Path
 from typing import Final, Protocol
 
-from aiohttp import ClientPayloadError, HttpVersion, HttpVersion11, StreamReader, web
+from aiohttp import ClientPayloadError, HttpVersion, HttpVersion11, StreamReader, hdrs, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy, istr
 
-from gateway.base import compiled
 from gateway.base.errors import Refused
 from gateway.proxy.caller import CallerConnection
 from gateway.server.connections import Slot
@@ -32,17 +30,87 @@ LINGER_S: Final = 2.0
 MALFORMED: Final = "This is not a well-formed HTTP/1.1 request; check the request line, the headers and the framing."
 
 MOST_PATH: Final = MAX_LINE - len("POST  HTTP/1.1\r\n")
-SOURCE: Final = Path(__file__).with_name("_head.pyx")
+START: Final = b"POST /"
+VERSION: Final = b" HTTP/1.1\r\n"
+MOST_NAMES: Final = 256
+_PRINTABLE: Final = bytes(range(0x20, 0x7F))
+_NAME: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_IN_NAME: Final = bytes(map(_NAME.__contains__, range(256)))
+_IN_PATH: Final = bytes(map(_PRINTABLE.translate(None, b" #").__contains__, range(256)))
+_IN_VALUE: Final = bytes(map(_PRINTABLE.__contains__, range(256)))
+_ELSEWHERE: Final = re.compile(rb"transfer-encoding|upgrade|expect|content-encoding|proxy-connection|sec-websocket.+")
+"""Headers of requests that are left to aiohttp's parser."""
+_KNOWN: Final = {name.lower(): name for name in vars(hdrs).values() if isinstance(name, istr)}
+_NAMES: Final[dict[bytes, tuple[str, str] | None]] = {}
 
 Whole = tuple[str, list[tuple[str, str]], int, bytes]
 """Path, headers, the bytes of their names and values, and the body."""
 
-_head, _ = compiled.load("gateway.server._head", SOURCE)
-whole_request: Final[Callable[[bytes, int], Whole | None] | None] = _head.whole_request if _head else None
-"""Returns an ordinary request that some data is, whose path has at most so many characters; None for any other data."""
-
 BROKEN: Final = (ClientPayloadError, web.RequestPayloadError, HttpProcessingError)
 """What a reader of a body raises where its framing is broken."""
+UNREAD: Final = (TimeoutError, ConnectionError, *BROKEN)
+
+
+def _name_of(name: bytes) -> tuple[str, str] | None:
+    """Return a header's name in small letters, and in the type that a dictionary of headers compares fastest. Names recur."""
+    if name in _NAMES:
+        return _NAMES[name]
+    lower = name.lower()
+    found = None
+    if _ELSEWHERE.fullmatch(lower) is None:
+        text = name.decode("latin-1")
+        found = text.lower(), _KNOWN.get(text.lower()) or istr(text)
+    if len(_NAMES) < MOST_NAMES:
+        _NAMES[name] = found
+    return found
+
+
+def whole_request(data: bytes) -> Whole | None:
+    """Return an ordinary request that some data is; None for any other data."""
+    at, end, size = len(START) - 1, len(data), 0
+    in_path, in_name, in_value = _IN_PATH, _IN_NAME, _IN_VALUE
+    if not data.startswith(START):
+        return None
+    begin = at
+    while at < end and in_path[data[at]]:
+        at += 1
+    path = data[begin:at].decode("latin-1")
+    if at - begin > MOST_PATH or not data.startswith(VERSION, at):
+        return None
+    at += len(VERSION)
+    headers: list[tuple[str, str]] = []
+    values: dict[str, str] = {}
+    while not data.startswith(b"\r\n", at):
+        begin = at
+        while at < end and in_name[data[at]]:
+            at += 1
+        known = _name_of(data[begin:at])
+        if known is None or begin == at or not data.startswith(b":", at) or len(headers) == MAX_HEADERS:
+            return None
+        size += at - begin
+        at += 1
+        while at < end and data[at] == 0x20:
+            at += 1
+        begin = at
+        while at < end and in_value[data[at]]:
+            at += 1
+        if not data.startswith(b"\r\n", at) or (at > begin and data[at - 1] == 0x20):
+            return None
+        value = data[begin:at].decode("latin-1")
+        size += at - begin
+        values[known[0]] = value
+        headers.append((known[1], value))
+        at += 2
+    at += 2
+    length = values.get("content-length", "")
+    if (
+        len(values) != len(headers)  # one was sent twice
+        or not values.get("host")
+        or values.get("connection", "keep-alive").lower() != "keep-alive"
+        or not (length.isdigit() and len(length) < 10 and end - at == int(length))
+    ):
+        return None
+    return path, headers, size, data[at:]
 
 
 class CallersConnection(Protocol):
@@ -102,7 +170,7 @@ class ParsedRequest:
 
     @property
     def ordinary(self) -> bool:
-        """Whether the compiled parser took it, so that it has none of the headers by which a request is framed in another way."""
+        """Whether `whole_request` took it, so that it has none of the headers by which a request is framed in another way."""
         return type(self.content) is bytes
 
     @property
@@ -124,7 +192,7 @@ class ParsedRequest:
             async with asyncio.timeout(within_s):
                 while isinstance(self.content, StreamReader) and not self.content.is_eof():
                     await self.content.readany()
-        except (TimeoutError, ConnectionError, *BROKEN) as error:
+        except UNREAD as error:
             error.__traceback__ = None  # the reader keeps the error, which would keep its frames
             return False
         return True

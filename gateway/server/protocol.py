@@ -37,6 +37,7 @@ from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.tcp_helpers import tcp_keepalive
 
+from gateway.base.compiled import WHY_PURE
 from gateway.base.errors import Refused, internal
 from gateway.base.ids import new_id
 from gateway.base.log import log
@@ -49,9 +50,7 @@ from gateway.server.head import (
     LINGER_S,
     MAX_HEADERS,
     MAX_LINE,
-    MOST_PATH,
     ParsedRequest,
-    Whole,
     head_too_large,
     head_too_slow,
     malformed,
@@ -350,7 +349,7 @@ class ServerProtocol(BaseProtocol):
         if self._waits_for_turn:
             self._ahead += data
             return
-        if whole_request is not None and 0 < len(data) <= LARGE_READ and self._takes_whole(whole_request, data):
+        if not WHY_PURE and 0 < len(data) <= LARGE_READ and self._takes_whole(data):
             return
         at, turn_ends = 0, 0.0
         has_turn = self._has_turn
@@ -387,7 +386,7 @@ class ServerProtocol(BaseProtocol):
             # A body of known length is one copy. It would wait behind all heads, and take too long to arrive.
             has_turn = self._in_body and (self._body_length is not None or time.thread_time() < turn_ends)
 
-    def _takes_whole(self, parse: Callable[[bytes, int], Whole | None], data: bytes) -> bool:
+    def _takes_whole(self, data: bytes) -> bool:
         """Take a request that is here as a whole, where nothing waits before it. Return whether this is one."""
         if (
             self._messages
@@ -402,7 +401,7 @@ class ServerProtocol(BaseProtocol):
             or self._parser_keeps
             or self._reading_paused
             or self._buffer_paused
-            or (whole := parse(data, MOST_PATH)) is None
+            or (whole := whole_request(data)) is None
             or whole[2] > self._port.max_head
             or not self._turns.admit(self._address)
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -286,42 +287,55 @@ def test_the_number_of_keys_in_memory_is_bounded() -> None:
 
 
 # What is said of the compiled modules, and what turns them off.
-ROOT = Path(__file__).parents[2]
+STALE = "gateway/chat/tokens.py changed since the compiled modules were built, install again"
+NOT_BUILT = (
+    "the compiled modules are not built for this Python, for which an installation needs Cython and a C compiler"
+)
+PRINT_BOTH = (
+    "from gateway.base import compiled; import gateway.chat.events as one; print(one.__file__, compiled.description())"
+)
+built = pytest.mark.skipif(bool(compiled.WHY_PURE), reason=compiled.WHY_PURE)
 
 
-def described(**environment: str) -> str:
-    code = "from gateway.base import compiled; print(compiled.description())"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment, cwd=ROOT
-    )
-    return run.stdout.strip()
+def described(root: Path = compiled.ROOT, **environment: str) -> tuple[str, str]:
+    """Return the file that a module is imported from, and what is said."""
+    command = [sys.executable, "-c", PRINT_BOTH]
+    variables = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | environment
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=variables, cwd=root)
+    file, said = run.stdout.strip().split(" ", 1)
+    return str(Path(file).relative_to(root)), said
 
 
 def test_the_environment_turns_them_off() -> None:
-    assert described(GATEWAY_PURE="1") == "events in pure Python: GATEWAY_PURE is set"
+    assert described(GATEWAY_PURE="1") == ("gateway/chat/events.py", "events in pure Python: GATEWAY_PURE is set")
     assert described(GATEWAY_PURE="0") == described(GATEWAY_PURE="")
 
 
-def test_one_that_is_not_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = "the compiled path was built from another version, install again"
-
-    def load(name: str, source: Path) -> tuple[None, str]:
-        assert source.exists()
-        return None, stale if name == "gateway.chat._plain" else ""
-
-    monkeypatch.setattr(compiled, "load", load)
-    assert compiled.description() == f"events by the compiled path, but without gateway.chat._plain: {stale}"
+@built
+def test_all_are_used_or_none(tmp_path: Path) -> None:
+    root = tmp_path.resolve()
+    shutil.copytree(compiled.ROOT / "gateway", root / "gateway", ignore=shutil.ignore_patterns("__pycache__"))
+    used = (str(compiled.built("gateway.chat.events").relative_to(compiled.ROOT)), "events by the compiled path")
+    assert described(root) == used
+    source = root / "gateway/chat/tokens.py"
+    text = source.read_text()
+    source.write_text(text + "\n")
+    assert described(root) == ("gateway/chat/events.py", f"events in pure Python: {STALE}")
+    source.write_text(text)
+    assert described(root) == used
+    (root / compiled.built("gateway.chat.sse").relative_to(compiled.ROOT)).unlink()
+    assert described(root) == ("gateway/chat/events.py", f"events in pure Python: {NOT_BUILT}")
 
 
 def test_tests_that_run_once_import_nothing_that_is_compiled_for_events() -> None:
     """`make test` leaves them out where it runs the tests of streams again, in pure Python."""
-    text = (ROOT / "Makefile").read_text()
+    text = (compiled.ROOT / "Makefile").read_text()
     found = re.findall(r"\$\(patsubst %,tests/(\w+)/test_%\.py,([\w ]+)\)", text)
     modules = [f"tests.{folder}.test_{name}" for folder, names in found for name in names.split()]
     assert len(modules) > 1
     code = f"import sys; [__import__(name) for name in {modules}]; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {"gateway.chat.sse", "gateway.proxy.event_pass"} & set(run.stdout.split())
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=compiled.ROOT)
+    assert not set(compiled.MODULES) & set(run.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
-"""Which events are plain, and that the compiled search finds the same as the regular expression."""
+"""Which events are plain."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from gateway.chat.sse import plain_events, search, search_line_feeds
+from gateway.chat.sse import plain_events
 
 PLAIN = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}],"usage":null}\n\n'
 ODD = [
@@ -53,12 +51,3 @@ def test_half_an_event_and_other_line_ends_are_left() -> None:
     assert plain_events(crlf + crlf[:-1]) == (len(crlf), 1)
     assert plain_events(PLAIN + crlf) == (0, 0)
     assert plain_events(crlf + PLAIN) == (len(crlf), 1)
-
-
-@settings(max_examples=600)
-@given(st.lists(st.sampled_from([PLAIN, *ODD, *PLAIN.split(b'"')]), max_size=8).map(b"".join))
-@example(b"")
-@example(b"\n\n")
-@example(b"data: {\n\n\n")
-def test_the_compiled_search_finds_the_same(data: bytes) -> None:
-    assert search_line_feeds(data) == search(data)

@@ -15,11 +15,10 @@ from gateway.domain.facts import Candidate
 from gateway.proxy.ending import meter_stream
 from gateway.proxy.relay import RelayState
 from plugins.anthropic import Messages
-from tests.fuzz.twins import KEY, Twin, connections
+from tests.fuzz.twins import KEY, Twin
 from tests.plugins.anthropic_streams import STREAMS, wire
-from tests.proxy.test_event_pass import HEAD, chunk
+from tests.proxy.test_chunks import HEAD, chunk
 
-CONNECTIONS: Final = connections(compiled=False)
 STOP: Final = Refused(400, "stopped", "Stopped.")
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -65,7 +64,7 @@ class Stops:
 
 def recorded(reads: list[bytes], stop: bytes, **options: Any) -> tuple[object, ...]:
     """Return what the caller gets and all of the record that is not a time, of an answer with these reads."""
-    twin = Twin(CONNECTIONS, max_bytes=1 << 24, hook=Stops(stop), **options)
+    twin = Twin(max_bytes=1 << 24, hook=Stops(stop), **options)
     if twin.relay.translation is not None:
         twin.relay.translation._created = 1
     for read in [HEAD, *(chunk(read) for read in reads if read)]:
@@ -154,7 +153,7 @@ async def test_what_is_held_back_of_it_is_not_charged() -> None:
     held = 12 * len(KEY) - 1
     long = event({"content": "x" * (1 << 20)})[:-2]
     for read in (b"the end", b'the end"}]}\n\n' + TEXTS[0]):
-        twin = Twin(CONNECTIONS, max_bytes=1 << 24, hook=StopsAtOnce(b"the end"))
+        twin = Twin(max_bytes=1 << 24, hook=StopsAtOnce(b"the end"))
         for each in (
             HEAD,
             chunk(ROLE),

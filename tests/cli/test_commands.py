@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.base.compiled import description
+from gateway.base.compiled import WHY_PURE, description
 from gateway.cli.commands import COMMANDS, Commands, first_sentence, program
-from gateway.proxy import event_pass
 from tests.cli.processes import demo_in
 
 PRINT_IMPORTED = "; print(*{name.partition('.')[0] for name in sys.modules})"
@@ -22,7 +21,7 @@ RUN = "import sys; from gateway.cli.commands import program; program()(sys.argv[
 def test_the_version_says_which_path_events_take() -> None:
     result = CliRunner().invoke(program(), ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"sluicegate {version('sluicegate')}, {description()}\n")
-    assert ("pure" in result.stdout) == bool(event_pass.WHY_PURE)
+    assert ("pure" in result.stdout) == bool(WHY_PURE)
 
 
 def test_help_is_a_word_too() -> None:

@@ -1,4 +1,6 @@
-"""Random answers for two relays, which must do the same: `python -m tests.fuzz.compare READS [SEED]`.
+"""Random answers for a relay, compiled and in pure Python, which must do the same: `python -m tests.fuzz.compare READS [SEED]`.
+
+Two processes print what they did of each answer, and the lines are compared.
 
 An answer is events in chunks, mostly as upstreams send them and sometimes damaged, cut into reads. Between the reads the caller
 may leave or stop reading, and time passes.
@@ -6,14 +8,20 @@ may leave or stop reading, and time passes.
 
 from __future__ import annotations
 
+import itertools
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
+from gateway.base import compiled
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import EndReason
-from tests.fuzz.twins import KEY, Clock, Twin, connections
+from tests.fuzz.twins import KEY, Clock, Twin
 
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TEXT: Final = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
@@ -83,10 +91,7 @@ PIECES: Final = (
     ),
 )
 LONGEST_STREAM: Final = 80
-
-
-class Difference(AssertionError):
-    """The two relays did not do the same. The message has the seed of the answer, and its reads."""
+MODULE: Final = "tests.fuzz.compare"
 
 
 def text(random: Random) -> bytes:
@@ -176,62 +181,53 @@ def reads(random: Random, pool: Pool) -> list[bytes]:
     return [data[begin : begin + 16384] for data in brought for begin in range(0, len(data), 16384)]
 
 
-class Comparison:
-    """The two classes of connections, and what was compared until now."""
-
-    def __init__(self) -> None:
-        self.compiled, self.pure = connections(True), connections(False)
-        self.pool = Pool(Random(0))
-        self.reads = self.taken = self.streams = 0
-
-    def run(self, loop: Clock, seed: int) -> None:
-        """Compare one answer. Raises `Difference`."""
-        random = Random(seed)
-        brought = reads(random, self.pool)
-        settings: dict[str, Any] = {
-            "max_bytes": random.choice((1 << 26,) * 9 + (random.randrange(1, 9000),)),
-            "choices": random.choice((1,) * 30 + (2,)),
-            "asked_usage": random.random() < 0.5,
-            "http_1_1": random.random() < 0.97,
-            "hooked": random.random() < 0.03,
-            "credential": random.choice((KEY,) * 5 + ("",)),
-            "drain": random.random() < 0.5,
-            "empty_choices": random.choice(("drop", "pass")),
-        }
-        twins = [Twin(connection, **settings) for connection in (self.compiled, self.pure)]
-        disturbed, closely = random.random() < 0.3, random.random() < 0.1
-        self.streams += 1
-        for number, data in enumerate(brought):
-            loop.now += random.choice((0.0, 0.001, 0.01, 0.2, 1.5))
-            action = random.random() if disturbed else 1.0
-            spent = random.random() < 0.5
-            for twin in twins:
-                twin.turns.run()
-                twin.turns.spent = spent
-                if twin.reading:
-                    twin.read(data)
-                disturb(twin, action)
-            self.reads += 1
-            if closely:
-                _assert_alike(twins, f"seed {seed}, read {number}, {settings}")
-            if twins[0].relay.ended.done() and number > random.random() * len(brought):
-                break
-        _assert_alike(twins, f"seed {seed}, {settings}")
-        self.taken += twins[1].upstream.received - twins[0].upstream.received
-        outcome = [(twin.relay.rest(), twin.relay.events.complete, twin.relay.events.output.tokens()) for twin in twins]
-        for twin in twins:
-            twin.close()
-        if outcome[0] != outcome[1]:
-            raise Difference(f"seed {seed}: {str(outcome)[:500]}")
+def outcome(loop: Clock, pool: Pool, seed: int) -> tuple[int, str]:
+    """Return of one answer how many reads there were, and all that was seen after each of some reads and at the end."""
+    random = Random(seed)
+    brought = reads(random, pool)
+    settings: dict[str, Any] = {
+        "max_bytes": random.choice((1 << 26,) * 9 + (random.randrange(1, 9000),)),
+        "choices": random.choice((1,) * 30 + (2,)),
+        "asked_usage": random.random() < 0.5,
+        "http_1_1": random.random() < 0.97,
+        "hooked": random.random() < 0.03,
+        "credential": random.choice((KEY,) * 5 + ("",)),
+        "drain": random.random() < 0.5,
+        "empty_choices": random.choice(("drop", "pass")),
+    }
+    twin = Twin(**settings)
+    disturbed, closely = random.random() < 0.3, random.random() < 0.1
+    seen: list[object] = [settings]
+    number = 0
+    for number, data in enumerate(brought, 1):
+        loop.now += random.choice((0.0, 0.001, 0.01, 0.2, 1.5))
+        action = random.random() if disturbed else 1.0
+        twin.turns.run()
+        twin.turns.spent = random.random() < 0.5
+        if twin.reading:
+            twin.read(data)
+        disturb(twin, action)
+        if closely:
+            seen.append(twin.seen())
+        if twin.relay.ended.done() and number > random.random() * len(brought):
+            break
+    seen += [twin.seen(), twin.relay.rest(), twin.relay.events.complete, twin.relay.events.output.tokens()]
+    twin.close()
+    return number, repr(seen)
 
 
-def _assert_alike(twins: list[Twin], where: str) -> None:
-    first, second = (twin.seen() for twin in twins)
-    if first != second:
-        shown = [pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]][:3]
-        raise Difference(
-            f"{where}: " + "; ".join(f"{str(one)[:300]} is not {str(other)[:300]}" for one, other in shown)
-        )
+def outcomes(seed: int) -> Iterator[tuple[int, str]]:
+    """Yield the outcome of an answer for each seed from this one on."""
+
+    async def run(number: int) -> tuple[int, str]:
+        return outcome(loop, pool, number)
+
+    loop, pool = Clock(), Pool(Random(0))
+    try:
+        for number in itertools.count(seed):
+            yield loop.run_until_complete(run(number))
+    finally:
+        loop.close()
 
 
 def disturb(twin: Twin, action: float) -> None:
@@ -251,27 +247,34 @@ def disturb(twin: Twin, action: float) -> None:
         twin.upstream.flow_to(lambda data: None, lambda clean: None)
 
 
-def compare(count: int, seed: int, seconds: float = float("inf")) -> Comparison:
-    """Compare until `count` reads are compared or `seconds` have passed. Raises `Difference`."""
-
-    async def run() -> Comparison:
-        comparison = Comparison()
-        ends = time.monotonic() + seconds
-        number = seed
-        while comparison.reads < count and time.monotonic() < ends:
-            comparison.run(loop, number)
-            number += 1
-        return comparison
-
-    loop = Clock()
+def compare(count: int, seed: int, seconds: float = float("inf")) -> tuple[int, int]:
+    """Compare until `count` reads are compared or `seconds` have passed. Return how many reads and answers were compared."""
+    ends, compared, number = time.monotonic() + seconds, 0, seed
+    command = [sys.executable, "-m", MODULE, "print", str(seed)]
+    pure = subprocess.Popen(command, env=os.environ | {"GATEWAY_PURE": "1"}, stdout=subprocess.PIPE, text=True)
+    assert pure.stdout is not None
     try:
-        return loop.run_until_complete(run())
+        for number, (size, seen) in enumerate(outcomes(seed), seed):
+            digest = pure.stdout.readline().strip()
+            assert digest == sha256(seen.encode()).hexdigest(), (
+                f"seed {number}: `python -m {MODULE} print {number} --whole` shows both"
+            )
+            compared += size
+            if compared >= count or time.monotonic() >= ends:
+                break
     finally:
-        loop.close()
+        pure.kill()
+        pure.wait()
+        pure.stdout.close()
+    return compared, number - seed + 1
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "print":
+        shown = "--whole" in sys.argv
+        for _, line in outcomes(int(sys.argv[2])):
+            print(line if shown else sha256(line.encode()).hexdigest(), flush=True)
     began = time.monotonic()
-    done = compare(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
-    print(f"{done.reads} reads of {done.streams} streams, {done.taken} taken by the compiled path: all alike", end="")
-    print(f", {time.monotonic() - began:.0f} s")
+    read, answers = compare(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    path = compiled.description()
+    print(f"{read} reads of {answers} answers, {path}, are as in pure Python, {time.monotonic() - began:.0f} s")

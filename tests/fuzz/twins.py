@@ -1,4 +1,4 @@
-"""Two relays of the same answer, one with the compiled path of events and one in pure Python, and all that can be seen of them.
+"""A relay of an answer, and all that can be seen of it: with the compiled modules and in pure Python, the same.
 
 Everything is the gateway's own except the two transports, the clock and the queue of turns, which the caller moves.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from types import ModuleType
 from typing import Any, Final, Literal
 
 from multidict import CIMultiDict
@@ -20,50 +19,16 @@ from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange, Request
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.operation import Operation
-from gateway.proxy import event_pass, upstream
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.chunk_hooks import ChunkHook, ChunkHooks
 from gateway.proxy.relay import Relay
 from gateway.proxy.translation import Translation
+from gateway.proxy.upstream import UpstreamConnection
 
 KEY: Final = "sk-a-credential-of-the-channel"
 DATE: Final = re.compile(rb"Date: [^\r]+")
-NOT_COMPARED: Final = {"_at_mark", "_head", "output", "template"}
+NOT_COMPARED: Final = {"_at_mark", "_head", "_long", "output", "template"}
 """Of an event stream: what it remembers of earlier events, only to be faster or to count them again; its output is compared."""
-
-
-def connections(compiled: bool) -> Any:
-    """Return the class of connections, with or without the compiled path."""
-    module: Any = ModuleType("gateway.proxy.upstream")
-    source = upstream.__spec__
-    assert source is not None
-    chosen, event_pass.EventPass = event_pass.EventPass, _base(compiled)
-    try:
-        assert source.loader is not None
-        source.loader.exec_module(module)
-    finally:
-        event_pass.EventPass = chosen
-
-    base = module.UpstreamConnection
-
-    class Counted(base):  # type: ignore[misc, valid-type]
-        """A connection that counts the reads that Python receives."""
-
-        __slots__ = ("received",)
-
-        def __init__(self, *given: Any) -> None:
-            self.received = 0
-            super().__init__(*given)
-
-        def receive(self, nbytes: int) -> None:
-            self.received += 1
-            super().receive(nbytes)
-
-    return Counted
-
-
-def _base(compiled: bool) -> Any:
-    return event_pass.EventPass if compiled else event_pass.PurePass
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -166,7 +131,6 @@ class Twin:
 
     def __init__(
         self,
-        connection: Any,
         *,
         max_bytes: int,
         choices: int = 1,
@@ -194,7 +158,7 @@ class Twin:
         self.to_caller = Transport()
         self.caller = CallerConnection(Owner(), self.to_caller, http_1_1=http_1_1, keep_alive=True)
         self.pooled, self.turns = Pooled(), Queue()
-        self.upstream = connection(self.pooled, self.turns)
+        self.upstream = UpstreamConnection(self.pooled, self.turns)  # type: ignore[arg-type]
         self.hooked: list[bytes] = []
         seen = hook or (lambda _, data: self.hooked.append(data))
         hooks = ChunkHooks(self.exchange, [("hook", seen)]) if hooked or hook else None
@@ -251,4 +215,5 @@ class Twin:
 def _slots(value: Any) -> list[object]:
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     names = [name for name in slots if name not in NOT_COMPARED]
-    return [(name, getattr(value, name)) for name in names]
+    values = [(name, getattr(value, name)) for name in names]
+    return [(name, sorted(found) if isinstance(found, frozenset) else found) for name, found in values]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.proxy import event_pass
 from gateway.proxy.chunk_hooks import EndReason
-from tests.fuzz.twins import Twin, connections
-from tests.proxy.test_event_pass import HEAD, PLAIN, chunk
+from tests.fuzz.twins import Twin
+from tests.proxy.test_chunks import HEAD, PLAIN, chunk
 
 FINISHING = PLAIN.replace(b"null", b'"stop"')
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1000,"completion_tokens":1000}}\n\n'
 
 
-@pytest.mark.parametrize("compiled", [False] if event_pass.WHY_PURE else [False, True])
 @pytest.mark.parametrize("later", [PLAIN, 3 * PLAIN, PLAIN[:20], FINISHING + USAGE, b": a comment\n\n"])
-async def test_nothing_is_counted_after_the_end(compiled: bool, later: bytes) -> None:
-    twin = Twin(connections(compiled), max_bytes=1 << 20)
+async def test_nothing_is_counted_after_the_end(later: bytes) -> None:
+    twin = Twin(max_bytes=1 << 20)
     for data in (HEAD, chunk(PLAIN), chunk(PLAIN)):
         twin.read(data)
     events, written = twin.relay.events, len(twin.to_caller.calls)

@@ -11,9 +11,8 @@ from aiohttp import ClientRequest, TCPConnector
 from aiohttp.connector import Connection
 
 import gateway
-from gateway.proxy.event_pass import BUFFER, SMALL_READ
-from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES, READ
-from tests.fuzz.twins import Pooled, Queue, connections
+from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES, BUFFER, READ, SMALL_READ, UpstreamConnection
+from tests.fuzz.twins import Pooled, Queue
 
 ROOT = Path(gateway.__file__).parent
 
@@ -37,9 +36,9 @@ def test_no_other_file_calls_the_connector() -> None:
 
 def answered(head: bytes) -> Any:
     """Return a connection that has received the head of an answer."""
-    connection = connections(compiled=False)(Pooled(), Queue())
+    connection = UpstreamConnection(Pooled(), Queue())  # type: ignore[arg-type]
     BUFFER[: len(head)] = head
-    connection.receive(len(head))
+    connection.buffer_updated(len(head))
     return connection
 
 
@@ -71,7 +70,7 @@ def test_a_long_read_waits_where_there_were_many_or_more_may_follow(*, size: int
     connection.flow_to(passed.append, lambda clean: None)
     connection._turns.spent = spent
     BUFFER[:size] = b"x" * size
-    connection.receive(size)
+    connection.buffer_updated(size)
     assert (connection.queued, b"".join(passed)) == (waits, b"" if waits else b"x" * size)
     connection._turns.run()
     assert b"".join(passed) == b"x" * size

@@ -13,9 +13,9 @@ from zipfile import ZipFile
 
 import pytest
 
-import gateway
+from gateway.base import compiled
 
-ROOT = Path(gateway.__file__).parent.parent
+ROOT = compiled.ROOT
 FILES = (
     "pyproject.toml",
     "README.md",
@@ -27,8 +27,7 @@ FILES = (
     "plugins",
     "config",
 )
-SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-MODULES = {f"gateway/{name}{SUFFIX}" for name in ("chat/_plain", "proxy/_pass", "server/_head", "store/client/_pack")}
+MODULES = {str(file.relative_to(ROOT)) for file in (*map(compiled.built, compiled.MODULES), compiled.DIGESTS)}
 NOT_PURE = {name: value for name, value in os.environ.items() if name != "GATEWAY_PURE"}
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
@@ -37,7 +36,7 @@ def wheel(folder: Path, **environment: str) -> tuple[Path, str]:
     """Build a wheel from a copy of the sources, and return it with what the build said."""
     for name in FILES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_compiled"))
         else:
             shutil.copy(ROOT / name, folder / name)
     run = subprocess.run(
@@ -85,7 +84,7 @@ def test_a_wheel_for_the_platform_has_the_compiled_modules(tmp_path: Path) -> No
     assert not built.name.endswith("-py3-none-any.whl")
     assert MODULES.issubset(ZipFile(built).namelist())
     ZipFile(built).extractall(tmp_path / "installed")
-    code = "from gateway.base import compiled; print(compiled.__file__, compiled.description())"
+    code = "import gateway.chat.events as module; from gateway.base import compiled; print(module.__file__, compiled.description())"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "installed", env=NOT_PURE, capture_output=True, text=True
     )

@@ -16,12 +16,6 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size) except NULL
     long long PyLong_AsLongLongAndOverflow(PyObject* number, int* overflow) except? -1
 
-cdef extern from *:
-    const char* SOURCE_DIGEST  # a macro that the build defines
-
-SOURCE = SOURCE_DIGEST.decode()
-"""The digest of the file that this was built from."""
-
 cdef enum:
     ROOM = 64 * 1024
     FRAMING = 64  # no less than the framing of a part with a number takes

@@ -8,21 +8,20 @@ of that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from importlib import import_module
 from typing import Final
 
 from hiredis import pack_command
 
-from gateway.base import compiled
+from gateway.base.compiled import WHY_PURE
 from gateway.base.errors import StoreAway, StoreError
 
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
 
-SOURCE: Final = Path(__file__).with_name("_pack.pyx")
-
-_pack, _ = compiled.load("gateway.store.client._pack", SOURCE)
-pack: Final[Callable[[Command], bytes]] = _pack.pack if _pack else pack_command  # type: ignore[assignment, unused-ignore]
+pack: Final[Callable[[Command], bytes]] = (
+    pack_command if WHY_PURE else import_module("gateway.store.client._pack").pack  # type: ignore[assignment]
+)
 """Returns a command in the form in which it is sent. Raises `TypeError` for an argument of another type."""
 
 MOMENTARY: Final = (

@@ -1,0 +1,20 @@
+from gateway.chat.tokens cimport OutputCounter, Template
+
+cdef class EventStream:
+    cdef public bint started, first_error, error_relayed, done, concluded, backlog
+    cdef public bint _drop_empty, _drop_usage, _ended_at_boundary, _in_overlong, _unusual
+    cdef public Py_ssize_t events, output_at_usage, _choices, _max_event_bytes
+    cdef public bytes error
+    cdef public str completion_id
+    cdef public object usage, told, _long
+    cdef public frozenset _appeared, _finished_choices
+    cdef public bytearray _pending
+    cdef public Template template
+    cdef public OutputCounter output
+    cpdef bint passes(self, bytes data, Py_ssize_t begin, Py_ssize_t end)
+    cpdef bytes feed(self, bytes data)
+    cpdef bytes _take_from_boundary(self, bytes data)
+    cpdef bytes _take_event(self, bytes event)
+    cpdef _note_facts(self, chunk)
+    cpdef _note_finish(self, bytes event, chunk, bint is_done)
+    cpdef _count_output(self, bytes event, chunk)

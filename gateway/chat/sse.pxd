@@ -1,0 +1,5 @@
+cimport cython
+
+cpdef tuple parse_event(bytes event)
+cpdef read(bytes name, bytes data)
+cpdef tuple plain_events(bytes data)
