@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -11,7 +13,7 @@ from gateway.admin.actions.action import LARGEST_LONG_PAGE, Scope
 from gateway.admin.actions.times import local
 from gateway.base.errors import Misconfigured
 from gateway.cli.account_options import IdArgument
-from gateway.cli.client import At, command, names_in
+from gateway.cli.client import At, command, names_in, print_notes
 from gateway.cli.common import point_in_time, print_fields, print_json
 from gateway.cli.token import ExpiresOption, shown
 from gateway.config.schema import SCOPES
@@ -72,6 +74,23 @@ async def account_link(at: At, account_id: IdArgument) -> None:
     """
     made = await at.do("links.own", await at.account(account_id))
     print_link(made, made.url, at.as_json)
+    if not at.api and at.config.portal is not None and not _answers(at.config.portal.listen):
+        text = (
+            f"nothing answers at {at.config.portal.listen}: a gateway serves `portal:` once it has been started with it"
+        )
+        print_notes([text])
+
+
+def _answers(listen: str) -> bool:
+    """Return whether something takes connections at what a port listens on."""
+    from gateway.admin.actions.links import base
+
+    at = urlsplit(base(listen))
+    try:
+        socket.create_connection((at.hostname or "", at.port or 0), 2).close()
+    except OSError:
+        return False
+    return True
 
 
 async def docs(at: At) -> None:

@@ -198,7 +198,8 @@ async def summary(
 ) -> None:
     """Show totals of requests, tokens, charges, costs and margins.
 
-    Costs are those of `cost` in the file. `unknown_costs` counts the requests without one: they are missing in `cost` and `margin`.
+    Costs are those of `cost` in the file. `unknown_costs` counts the requests without one: then cost and margin
+    are `-`, and in JSON and CSV those of the others.
     In a table, `cached` are the prompt tokens that upstreams read from a cache, with their share (`--by channel` shows which caches
     are warm), and `written` those that were written to one. Columns that a table has no room for are in CSV and JSON.
 
@@ -427,8 +428,8 @@ def print_sums(groups: Sequence[str], totals: Sequence[Mapping[str, Any]], *, em
 
 
 def _cells(total: Mapping[str, Any]) -> list[object]:
-    """Return the cells of a row of sums. Where no cost is known there is neither a cost nor a margin."""
-    unknown = ("cost_micros", "margin_micros") if total["unknown_costs"] == total["requests"] else ()
+    """Return the cells of a row of sums. Where a cost is not known there is neither a cost nor a margin."""
+    unknown = ("cost_micros", "margin_micros") if total["unknown_costs"] else ()
     prompt, cached = total["prompt_tokens"], total["cached_tokens"]
     cells = dict(total, cached_tokens=f"{cached} ({100 * cached / prompt:.1f} %)") if cached else total
     return [

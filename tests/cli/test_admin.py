@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.links import redeem
-from gateway.cli import access
+from gateway.cli import access, account
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
@@ -74,3 +75,16 @@ def test_without_an_admin_token_or_pages_there_is_no_link(configured: Path) -> N
     (configured.parent / "admin.token").write_text("an-admin-token-of-31-characters\n")
     made = call("link")
     assert (made.exit_code != 0, "no pages" in str(made.exception)) == (True, True)
+
+
+def test_a_link_to_a_portal_that_nobody_serves_yet_has_a_note(configured: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as served:
+        port = served.getsockname()[1]
+        configured.write_text(f"{configured.read_text()}portal: {{listen: '127.0.0.1:{port}'}}\ngroups: {{default: {{}}}}\n")
+        accounts = typer.Typer()
+        account.register(accounts)
+        assert CliRunner().invoke(accounts, ["account", "create", "alice"]).exit_code == 0
+        made = CliRunner().invoke(accounts, ["account", "link", "alice"])
+        assert (made.exit_code, "nothing answers" in made.stderr) == (0, False)
+    made = CliRunner().invoke(accounts, ["account", "link", "alice"])
+    assert (made.exit_code, f"nothing answers at 127.0.0.1:{port}" in made.stderr) == (0, True)

@@ -52,8 +52,8 @@ class AuditEntry(msgspec.Struct, frozen=True):
     """A write: who asked for what, and what became of it. `at`: when it began, in UTC.
 
     `outcome`: `unfinished` where the process or the store ended meanwhile, so that it may have been done or not. `code`: why it
-    was refused. `target`: what it was done to. `path` and `body`: what was asked for. `before` and `after`: how it was and is. In
-    place of what was too long there is a text that says so.
+    was refused; `repeated` for what an earlier one with its key had done. `target`: what it was done to. `path` and `body`: what
+    was asked for. `before` and `after`: how it was and is. In place of what was too long there is a text that says so.
     """
 
     id: str

@@ -25,6 +25,8 @@ from gateway.store.client.client import Argument, Client, Script
 MAX_FIELD: Final = 4096
 """Bytes of a field of a line."""
 MAX_TARGET: Final = 200
+REPEATED: Final = "repeated"
+"""The code of a write that an earlier one with its key had done."""
 LEFT_OUT: Final = b'"(left out: too long)"'
 
 KEY: Final = "gw:{audit}:lines"
@@ -120,9 +122,11 @@ class AuditWriter:
             *("path", _json(arguments.path), "body", _json(arguments.body)),
         )
 
-    async def done(self, line: str, before: object, after: object) -> None:
+    async def done(self, line: str, change: RecordedChange) -> None:
         """Write that the change of the line `line` was done. Raises `StoreAway`."""
-        await self._log.add(self._part, "done", line, "before", _json(before), "after", _json(after))
+        code = ("code", REPEATED) if change.is_repeated else ()
+        fields = ("before", _json(change.before), "after", _json(change.after), *code)
+        await self._log.add(self._part, "done", line, *fields)
 
     async def refused(self, line: str, code: str) -> None:
         """Write that the change of the line `line` was refused, so that nothing was changed. Raises `StoreAway`."""
@@ -135,6 +139,8 @@ class RecordedChange:
     def __init__(self) -> None:
         self.before: object = None
         self.after: object = None
+        self.is_repeated = False
+        """Whether an earlier request with its key has made what this one asks for."""
 
 
 @asynccontextmanager
@@ -152,7 +158,7 @@ async def audited(
         await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
         raise
     try:
-        await audit.done(line, change.before, change.after)
+        await audit.done(line, change)
     except StoreAway as error:  # it is done, whatever the log can say of it
         log.warning("audit_line_lost", operation=operation, line=line, reason=str(error))
 

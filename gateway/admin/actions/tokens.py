@@ -130,7 +130,7 @@ async def create(client: LocalClient, account: str, body: NewToken) -> MadeToken
             short_id=_short_id(client, f"create {account}"),
         )
     except MadeBefore as error:
-        made = error.token
+        made, client.change.is_repeated = error.token, True
     return _made(client, made, await _notes(client, made) if body.models else ())
 
 
@@ -218,7 +218,7 @@ async def rotate(client: LocalClient, token: str, body: Rotation) -> MadeToken:
             token, body.overlap_s, body.expires_at, short_id=_short_id(client, f"rotate {token}")
         )
     except MadeBefore as error:
-        made = error.token
+        made, client.change.is_repeated = error.token, True
     return _made(client, made)
 
 

@@ -12,7 +12,7 @@ from gateway.admin.actions import accounts, audit, audit_log, management_tokens,
 from gateway.admin.actions.accounts import AccountChange, NewAccount
 from gateway.admin.actions.action import Actor, Arguments, Scope
 from gateway.admin.actions.audit import AuditEntry, AuditLines
-from gateway.admin.actions.audit_log import AuditWriter
+from gateway.admin.actions.audit_log import AuditWriter, RecordedChange
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
@@ -24,6 +24,18 @@ from gateway.store.pepper import VARIABLE
 @pytest.fixture(autouse=True)
 def pepper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "p" * 40)
+
+
+async def test_a_write_that_is_repeated_says_so(local_client: LocalClient) -> None:
+    await accounts.create(local_client, body=NewAccount("alice"))
+    local_client.key = "k"
+    made = [await tokens.create(local_client, "alice", body=NewToken("laptop")) for _ in range(2)]
+    again, first, _ = await entries(local_client)
+    assert made[0].id == made[1].id
+    assert [(each.outcome, each.code, each.after["id"]) for each in (first, again)] == [
+        ("done", None, made[0].id),
+        ("done", "repeated", made[0].id),
+    ]
 
 
 async def entries(local_client: LocalClient, limit: int = 20, **query: Any) -> list[AuditEntry]:
@@ -98,7 +110,9 @@ async def test_pages_have_each_entry_once_with_its_end_also_where_writes_overlap
     log = AuditWriter(local_client.store.client)
     lines = [await log.begin("test", "accounts.close", Arguments({"account": f"a{number}"})) for number in range(9)]
     for number in (5, 0, 8, 2, 3, 1, 7):
-        await log.done(lines[number], None, number)
+        change = RecordedChange()
+        change.after = number
+        await log.done(lines[number], change)
     await log.refused(lines[4], "conflict")
     for limit in (1, 2, 4, 9, 20):
         found = await entries(local_client, limit)
