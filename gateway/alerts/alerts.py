@@ -105,7 +105,7 @@ class Alerts:
             )
 
     def channel_states(self, statuses: Mapping[str, ChannelStatus]) -> None:
-        """Note which channels the circuit breaker has closed for all accounts, and which of them work again.
+        """Note which channels fail for some accounts, which the circuit breaker has closed for all, and which of them work again.
 
         To be called whenever the status is known, at least every few seconds.
         """
@@ -114,6 +114,10 @@ class Alerts:
         now = time.monotonic()
         for name, status in statuses.items():
             key = f"channel:{name}"
+            if status.shown is Condition.FAILING and self._first(f"failing:{name}", "failing"):
+                failing = sum(account.failing for account in status.accounts.values())
+                made = event.channel_failing(name, failing, status.error)
+                self._add(f"failing:{name}", EventClaim(f"failing:{name}", made, event.HOUR_MS))
             if status.shown in (Condition.HEALTHY, Condition.FAILING):
                 if now - self._healthy_since.setdefault(name, now) >= self.up_after_s and self._first(key, "up"):
                     self._add(key, EventClaim(key, event.channel_up(name)))
@@ -129,7 +133,7 @@ class Alerts:
         if "credential" in self._kinds and self._first(key, "spent" if spent else "refused"):
             made = event.credential_refused(channel, number, of, spent)
             key = f"{key}:spent" if spent else key
-            self._add(key, EventClaim(key, made, event.CREDENTIAL_WINDOW_MS))
+            self._add(key, EventClaim(key, made, event.HOUR_MS))
 
     async def write(self) -> None:
         """Write what was noted to the store, in its order. Raises `StoreAway`; then the next call writes the rest."""

@@ -20,12 +20,14 @@ import msgspec
 
 from gateway.base.amounts import amount
 from gateway.base.ids import new_id, utc
+from gateway.base.text import counted
 from gateway.store.client.client import Argument, Client, Script
 
 MAX_ERROR: Final = 200
 LEVELS: Final = (100, 80, 50)
 """The shares of a budget, in percent, that are events."""
-CREDENTIAL_WINDOW_MS: Final = 3_600_000
+HOUR_MS: Final = 3_600_000
+"""A credential that is refused, or a channel that fails for some accounts, for longer is an event again."""
 LASTING_WINDOW_MS: Final = 7 * 86_400_000
 """A channel that is down for longer, or an account that is low for longer, is an event again."""
 LATE_MS: Final = 86_400_000
@@ -125,6 +127,12 @@ def channel_down(channel: str, error: str = "") -> Event:
     return event(
         "channel.down", f"channel {channel} is not called after {error or 'failures'}", channel=channel, error=error
     )
+
+
+def channel_failing(channel: str, accounts: int, error: str) -> Event:
+    """Return the event for a channel whose calls fail for some accounts, and which is called for the others."""
+    text = f"channel {channel} fails for {counted(accounts, 'account')}: {error[:MAX_ERROR] or 'no error known'}"
+    return event("channel.failing", text, channel=channel, accounts=accounts, error=error[:MAX_ERROR])
 
 
 def channel_up(channel: str) -> Event:

@@ -21,7 +21,7 @@ from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox, li
 from gateway.base.errors import StoreAway
 from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
 from gateway.store.accounts import Accounts
-from gateway.store.channels import ChannelReport, Channels, ChannelStatus, Condition
+from gateway.store.channels import AccountCoolDown, ChannelReport, Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
@@ -477,3 +477,18 @@ async def test_a_cluster_keeps_all_of_it_in_one_slot(tmp_path: Path) -> None:
         await outbox.report(due[2], msgspec.structs.replace(due[2].entry, error="it answered 500"), 60)
         assert (len(await outbox.pending(9)), len(await outbox.ended())) == (2, 2)
         await client.close()
+
+
+async def test_a_channel_that_fails_for_some_accounts_is_an_event_once_an_hour(client: Client) -> None:
+    failing = AccountCoolDown(1000, firm=True, failing=True)
+    some = ChannelStatus(
+        Condition.HEALTHY, 0, accounts={"alice": failing, "bobby": AccountCoolDown()}, error="upstream_error"
+    )
+    one, other = alerts_of(client), alerts_of(client)
+    for status in (HEALTHY, some, some, HEALTHY, some):
+        one.channel_states({"a": status})
+        other.channel_states({"a": status})
+    await written(one, other)
+    (event,) = await sent(client)
+    assert (event["type"], event["data"]["channel"], event["data"]["accounts"]) == ("channel.failing", "a", 1)
+    assert event["data"]["message"] == "channel a fails for 1 account: upstream_error"
