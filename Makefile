@@ -10,7 +10,7 @@ COMPILED := $(wildcard gateway/*/*.pxd)
 NO_EVENTS := $(patsubst %,tests/chat/test_%.py,counts prompt request) \
   $(patsubst %,tests/proxy/test_%.py,fair_queue turns)
 STREAMS := $(filter-out $(NO_EVENTS),$(wildcard tests/chat/test_*.py tests/proxy/test_*.py)) \
-  $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)
+  $(addprefix tests/whole/test_,stream.py tiny_pieces.py upstream_tls.py)
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.
 BESIDE := $(MAKE) --no-print-directory beside

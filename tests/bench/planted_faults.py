@@ -123,6 +123,10 @@ class Recorded:
             self.seconds |= json.loads(file.read_text())
         self._lines: dict[str, dict[int, set[str]]] = {}
 
+    def lines_of(self, path: str) -> set[int]:
+        """Return the lines of a file that a test runs."""
+        return {line for data in self._data for line in data.lines(str(ROOT / path)) or ()}
+
     def of_file(self, path: str) -> dict[int, set[str]]:
         """Return the tests of each line of a file."""
         if path not in self._lines:
@@ -184,14 +188,14 @@ def code_of(code: types.CodeType, names: tuple[str, ...], line: int) -> types.Co
     return code
 
 
-def faults_of(path: str, lines: dict[int, set[str]]) -> Iterator[tuple[int, str, tuple[str, ...], int, int]]:
+def faults_of(path: str, lines: set[int]) -> Iterator[tuple[int, str, tuple[str, ...], int, int]]:
     """Yield the faults that a file may have in the lines that tests run: by which node of a walk, and which change of it."""
     tree = ast.parse((ROOT / path).read_text())
     for names, function in functions(tree):
         for number, node in enumerate(ast.walk(function)):
             for index, (what, _) in enumerate(changes(node)):
                 line = getattr(node, "lineno", 0)
-                if lines.get(line):
+                if line in lines:
                     yield line, what, names, number, index
 
 
@@ -228,7 +232,7 @@ def choose(recorded: Recorded, count: int, seed: int, under: str) -> list[Fault]
         for file in sorted((ROOT / package).rglob("*.py")):
             path = str(file.relative_to(ROOT))
             if path.startswith(under):
-                everything += [(path, *each) for each in faults_of(path, recorded.of_file(path))]
+                everything += [(path, *each) for each in faults_of(path, recorded.lines_of(path))]
     chance = random.Random(seed)
     chance.shuffle(everything)
     found: list[Fault] = []
@@ -252,6 +256,7 @@ class Planter:
         items = {item.nodeid: item for item in session.items}
         seconds = self._recorded.seconds
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # once for all
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         missed = 0
         faults = choose(self._recorded, self._option.faults, self._option.fault_seed, self._option.faults_under)
         if self._option.faults_missed:
@@ -266,11 +271,11 @@ class Planter:
             missed += not result["found"] and result["planted"]
             row = {"place": f"{fault.path}:{fault.line}", "what": fault.what, "tests": len(tests), **result}
             said = ", ".join(result["found"])[:110] or ("MISSED" if result["planted"] else "not loaded")
-            print(f"{row['place']}  {fault.what}  {len(tests)} tests  {said}")
+            terminal.write_line(f"{row['place']}  {fault.what}  {len(tests)} tests  {said}")
             if self._option.faults_found:
                 with Path(self._option.faults_found).open("a") as file:
                     file.write(json.dumps(row) + "\n")
-        print(f"\n{len(faults[share::of])} faults, {missed} missed")
+        terminal.write_line(f"{len(faults[share::of])} faults, {missed} missed")
         return True
 
     def _try(self, fault: Fault, items: list[pytest.Item]) -> dict[str, Any]:

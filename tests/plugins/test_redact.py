@@ -234,8 +234,8 @@ LARGE = 8_000_000
         "a@" * (LARGE // 2),
         "ann@x.org " * (LARGE // 10),
         "-----BEGIN PRIVATE KEY-----" * (LARGE // 27),
-        "\\n" * (LARGE // 2),
-        ";base64," * (LARGE // 8),
+        "\\n" * (LARGE // 8),  # what is searched the slowest needs no more to take a second
+        ";base64," * (LARGE // 32),
         "data:image/png;base64," + "A" * LARGE,
         [{"type": "text", "text": "a"}] * 12_000,
         {f"k{number}": {} for number in range(25_000)},

@@ -1,18 +1,31 @@
-"""Several channels behind a model: failover, cool-downs, limits and credentials."""
+"""Several channels behind a model: failover, cool-downs, limits, credentials, aliases, affinity, and the reasons of refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gateway import Outcome
+from gateway.admin.actions.requests import in_words
+from gateway.base.errors import GatewayError
+from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.channels import ChannelReport, ChannelStatus, Condition, CooldownRules, fingerprint_of
+from gateway.fake_upstream.server import ReceivedRequest
+from gateway.store.channels import (
+    ChannelLimits,
+    ChannelReport,
+    ChannelStatus,
+    Condition,
+    CooldownRules,
+    CredentialState,
+    fingerprint_of,
+)
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
@@ -20,11 +33,12 @@ from tests.metrics.scrape import scrape, value
 from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import CHAIN
-from tests.whole.raw import Answer, ask, chat
+from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import PASSED, STREAM, WORDS
 from tests.whole.test_upstream_faults import full_response
 
+# Several channels behind a model: failover, cool-downs, limits and credentials.
 GOOD: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
 REFUSED = full_response("401 No", b'{"error": {"message": "bad key"}}')
 
@@ -482,3 +496,301 @@ async def test_a_channel_whose_probe_fails_stays_closed(store_url: str, client: 
         assert {request.path for request in upstream.requests} == {"/health"}
         upstream.mode = "words"
         await until(gateway, "c0", Condition.HEALTHY)
+
+
+# What the operator learns of a refusal: the model that was asked for, why each channel could not be called, which key is bad.
+KEYS = ["canary-key-zero", "canary-key-one"]
+CHANNELS = """
+channels:
+  east: {base_url: "http://127.0.0.1:1/v1"}
+  west: {base_url: "http://127.0.0.1:1/v1"}
+  full: {base_url: "http://127.0.0.1:1/v1", concurrent: 1}
+  keyless: {base_url: "http://127.0.0.1:1/v1", api_keys: [canary-key-zero, canary-key-one]}
+  distant: {base_url: "http://127.0.0.1:1/v1"}
+models: {words: {input: 1, output: 2, max_output_tokens: 100, channels: [east, west, full, keyless, distant]}}
+groups: {default: {channels: [east, west, full, keyless]}}
+plugins: [{use: usage-logger}, {use: auth}, {use: quota}, {use: model-routing}]
+"""
+
+
+async def reasons_until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_503_keeps_why_each_channel_could_not_be_called_and_its_caller_does_not_see_it(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with running(f"{CHANNELS}store: {{timeout: {PATIENCE_S}}}\n", tmp_path, store_url) as gateway:
+        token, channels = await gateway.token(), gateway.store.channels
+        await channels.set_enabled("east", False)
+        for key in KEYS:
+            await channels.switch_credential("keyless", key, "off")
+        failing = ChannelReport(failed=3, cool_ms=60_000, error="upstream_auth_failed")
+        await channels.sync("another", {"west": failing})
+        await channels.admit("another", [ChannelLimits("full", 1, 0, 600_000, 1000)])
+        routing = gateway.gateway.chain.entries[-1].plugin
+        assert isinstance(routing, ModelRouting)
+        await routing.health.sync()
+        refused = await ask(gateway.port, chat(token))
+        record = await last_end_record(gateway)
+        await routing.health.sync()
+    assert (refused.status, refused.error["code"], record.outcome) == (
+        503,
+        "model_unavailable",
+        Outcome.UPSTREAM_FAILED,
+    )
+    words = in_words(record)
+    assert "channel east was not asked: disabled" in words
+    assert "channel west was not asked: cooling until 20" in words
+    assert record.unavailable.pop("west").endswith("Z after upstream_auth_failed")
+    assert record.unavailable == {
+        "east": "disabled",
+        "full": "full",
+        "keyless": "no credential: each is spent or switched off",
+        "distant": "not open to the group",
+    }
+    assert not any(name in refused.body.decode() for name in (*record.unavailable, "west"))
+
+
+async def test_the_caller_reads_which_model_it_asked_for_and_no_channels(gateway: Running) -> None:
+    token = await gateway.token()
+    refused = await ask(gateway.port, chat(token, {"model": "wrods"}))
+    pasted = await ask(gateway.port, chat(token, {"model": token}))
+    assert (refused.status, pasted.status) == (404, 404)
+    assert token not in pasted.body.decode()
+    await last_end_record(gateway)
+    for answer, requested in ((refused, "wrods"), (pasted, "hidden: ")):
+        fields: dict[str, str] = {}
+
+        async def found(answer: object = answer, fields: dict[str, str] = fields) -> bool:
+            got = await ask(gateway.port, get(f"/v1/requests/{answer.headers['x-request-id']}", token))  # type: ignore[attr-defined]
+            if got.status == 200:
+                fields |= json.loads(got.body)
+            return got.status == 200
+
+        await reasons_until(found)
+        assert requested in fields["requested_model"]
+        assert fields["model"] == ""
+        assert "unavailable" not in fields
+
+
+async def test_a_credential_that_one_gateway_found_refused_is_set_aside_by_the_other_until_it_is_tried(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(Scripted([REFUSED], GOOD))
+        text = yaml(upstream.base_url, each=f", api_keys: {KEYS}")
+        one, two = [await stack.enter_async_context(running(text, folder, store_url)) for folder in pepper_in(folders)]
+        token, channels = await one.token(), two.gateway.services.store.channels
+        assert (await ask(one.port, chat(token))).status == 200
+        bad, good = map(fingerprint_of, KEYS)
+        assert one.gateway.services.store.channels.credentials.until("c0", bad) > 0, (
+            "the worker that met it knows at once"
+        )
+
+        async def aside() -> bool:
+            return channels.credentials.until("c0", bad) > 0
+
+        async def in_use() -> bool:
+            return not await aside()
+
+        await reasons_until(aside)
+        answers = [await ask(two.port, chat(token)) for _ in range(4)]
+        assert [answer.status for answer in answers] == [200] * 4
+        used = [request.split(b"Bearer ")[1].split(b"\r\n")[0].decode() for request in upstream.requests]
+        assert used == [KEYS[0]] + [KEYS[1]] * 5, "the other gateway does not meet it, too"
+        (shown,) = await channels.show(["c0"])
+        (_, first), (_, second) = channels.credentials_of(shown, KEYS)
+        assert (first.state, first.reason, second.state) == (CredentialState.REFUSED, "401", CredentialState.IN_USE)
+        assert (first.until_ms or 0) - (first.since_ms or 0) == 600_000
+        assert channels.credentials_of(shown, ["another key", KEYS[1]])[0][1].state is CredentialState.IN_USE
+        await channels.switch_credential("c0", KEYS[0], "try")
+        await reasons_until(in_use)
+        for _ in range(2):
+            assert (await ask(two.port, chat(token))).status == 200
+        assert KEYS[0].encode() in b"".join(upstream.requests[6:])
+        await channels.switch_credential("c0", KEYS[1], "off")
+
+        async def off() -> bool:
+            return one.gateway.services.store.channels.credentials.until("c0", good) == float("inf")
+
+        await reasons_until(off)
+        before = len(upstream.requests)
+        for _ in range(3):
+            assert (await ask(one.port, chat(token))).status == 200
+        assert all(KEYS[0].encode() in request for request in upstream.requests[before:])
+        fields = await client.call("HGETALL", "gw:{channels}:c0:state")
+        assert b"canary" not in b"".join([*fields, *fields.values()])
+
+
+def pepper_in(folders: list[Path]) -> list[Path]:
+    """Make the folders, with the same pepper in each."""
+    for folder in folders:
+        (folder / "data").mkdir(parents=True)
+        (folder / "data/pepper").write_bytes(b"0123456789abcdef0123456789abcdef")
+    return folders
+
+
+# An alias is another name of a model: callers may name either, and records have the name that was asked for, too.
+FILE = """
+channels: {{east: {{base_url: "{url}"}}}}
+models:
+  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [{{use: east, model: theirs}}]}}
+  other: {{free: true, channels: [east]}}
+aliases: {{fast: words, "claude-sonnet": other}}
+groups: {{default: {{models: {models}}}}}
+plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: quota}}, {{use: model-routing}}]
+"""
+
+
+@pytest.mark.parametrize("models", ["[words]", "[fast]", '["*"]'])
+async def test_an_alias_has_the_price_and_the_permissions_of_its_model(
+    store_url: str, client: Client, tmp_path: Path, models: str
+) -> None:
+    async with (
+        Scripted(GOOD) as upstream,
+        running(FILE.format(url=upstream.base_url, models=models), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        listed = json.loads((await ask(gateway.port, get("/v1/models", token))).body)["data"]
+        one = json.loads((await ask(gateway.port, get("/v1/models/fast", token))).body)
+        answers = [await ask(gateway.port, chat(token, {"model": name})) for name in ("words", "fast")]
+        record = await last_end_record(gateway)
+        samples = scrape(gateway.gateway.runner.metrics.shared)
+        spent = await charged(gateway)
+    named = {each["id"]: each["pricing"] for each in listed}
+    everything = {"words", "other", "fast", "claude-sonnet"}
+    assert named.keys() == (everything if models == '["*"]' else {"words", "fast"})
+    assert named["fast"] == named["words"] == one["pricing"]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert all(b'"model":"theirs"' in request for request in upstream.requests)
+    assert (record.model, record.requested_model, record.changed_by) == ("words", "fast", ["aliases"])
+    assert "changed by aliases" in in_words(record)
+    assert 0 < record.charge_micros * 2 == spent
+    assert value(samples, "requests_total", outcome="completed", model="words", channel="east") == 2
+
+
+async def test_a_model_that_is_not_open_is_not_open_under_its_alias(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with running(FILE.format(url="http://127.0.0.1:1/v1", models="[words]"), tmp_path, store_url) as gateway:
+        token = await gateway.token()
+        answer = await ask(gateway.port, chat(token, {"model": "claude-sonnet"}))
+        record = await last_end_record(gateway)
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert (record.outcome, record.model, record.requested_model) == (Outcome.REFUSED, "other", "claude-sonnet")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ("{fast: nowhere}", "aliases.fast: there is no model `nowhere`"),
+        ("{other: words}", "aliases.other: `other` is a model already; give the alias another name"),
+        ("{fast: words, faster: fast}", "aliases.faster: an alias of an alias; name the model itself"),
+        ('{"a\\nb": words}', "a name has 1 to 128 characters, and no control characters"),
+    ],
+)
+def test_a_wrong_alias_is_refused(tmp_path: Path, aliases: str, message: str) -> None:
+    text = FILE.format(url="http://127.0.0.1:1/v1", models="[words]")
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text.replace('{fast: words, "claude-sonnet": other}', aliases))
+    with pytest.raises(GatewayError) as refused:
+        load(file)
+    assert message in str(refused.value)
+
+
+# A conversation stays with one credential of a channel, through all gateways of a store, so that its prompt is cached.
+AFFINITY_KEYS = [f"canary-key-{name}" for name in ("zero", "one", "two", "three")]
+AFFINITY_FILE = """
+channels: {{one: {{base_url: "{url}", api_keys: {keys}, session_header: x-session-affinity}}}}
+models:
+  words: {{input: 1, cached_input: 0.1, output: 2, max_output_tokens: 100, channels: [one]}}
+  plain: {{input: 1, output: 2, max_output_tokens: 100, channels: [one]}}
+groups: {{default: {{}}}}
+plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: quota}}, {{use: model-routing}}]
+"""
+CONVERSATIONS, TURNS = 12, 5
+
+
+def by_conversation(requests: list[ReceivedRequest]) -> dict[str, set[str]]:
+    """Return the credentials that were used, by the digest of the conversation that the upstream was told."""
+    used = defaultdict(set)
+    for request in requests:
+        used[request.headers.get("x-session-affinity", "")].add(
+            request.headers["Authorization"].removeprefix("Bearer ")
+        )
+    return dict(used)
+
+
+async def talk(gateways: list[Running], token: str, model: str) -> None:
+    """Send the turns of conversations, each through another gateway than the one before."""
+    for turn in range(TURNS):
+        for number in range(CONVERSATIONS):
+            said = [{"role": "user", "content": f"conversation {number}, turn {each}"} for each in range(turn + 1)]
+            body = {"model": model, "prompt_cache_key": f"conversation {number}", "messages": said}
+            answer = await ask(gateways[(turn + number) % len(gateways)].port, chat(token, body))
+            assert answer.status == 200, answer.body
+
+
+async def test_conversations_keep_their_credentials_and_only_those_of_a_refused_one_move_and_come_back(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(FakeUpstream(pace_s=0, caches=True))
+        folders = pepper_in([tmp_path / "one", tmp_path / "two"])
+        text = AFFINITY_FILE.format(url=upstream.base_url, keys=AFFINITY_KEYS)
+        gateways = [await stack.enter_async_context(running(text, folder, store_url)) for folder in folders]
+        token = await gateways[0].token()
+        await talk(gateways, token, "words")
+        before = by_conversation(upstream.requests)
+        assert len(before) == CONVERSATIONS, "each is told by a digest of its own"
+        assert "conversation" not in "".join(before)
+        assert all(len(used) == 1 for used in before.values())
+        record = await last_end_record(gateways[0])
+        assert record.cached_tokens == 16, "all turns but the last"
+
+        (bad,) = min(before.values(), key=lambda used: AFFINITY_KEYS.index(next(iter(used))))
+        upstream.refused.add(bad)
+        upstream.requests.clear()
+        await talk(gateways, token, "words")
+        moved = by_conversation([each for each in upstream.requests if bad not in each.headers["Authorization"]])
+        assert all(moved[session] == used for session, used in before.items() if used != {bad})
+        assert all(len(moved[session]) == 1 for session in before)
+
+        upstream.refused.clear()
+        store = gateways[0].store.channels
+
+        async def refused() -> bool:
+            (shown,) = await store.show(["one"])
+            return any(
+                status.state is CredentialState.REFUSED for _, status in store.credentials_of(shown, AFFINITY_KEYS)
+            )
+
+        await reasons_until(refused)
+
+        async def in_use() -> bool:
+            """Let it be tried until no gateway has it aside: the report of one may come after the first time."""
+            await store.switch_credential("one", bad, "try")
+            await asyncio.sleep(1)  # both have looked
+            return not any(gateway.gateway.services.store.channels.credentials.aside for gateway in gateways)
+
+        await reasons_until(in_use)
+        upstream.requests.clear()
+        await talk(gateways, token, "words")
+        back = by_conversation(upstream.requests)
+        assert back == before
+
+
+@pytest.mark.parametrize("model", ["plain"])
+async def test_without_affinity_credentials_are_used_in_turn_and_nothing_is_told(
+    store_url: str, client: Client, tmp_path: Path, model: str
+) -> None:
+    async with (
+        FakeUpstream(pace_s=0) as upstream,
+        running(AFFINITY_FILE.format(url=upstream.base_url, keys=AFFINITY_KEYS), tmp_path, store_url) as gateway,
+    ):
+        await talk([gateway], await gateway.token(), model)
+        assert by_conversation(upstream.requests) == {"": set(AFFINITY_KEYS)}

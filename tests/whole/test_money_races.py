@@ -1,8 +1,9 @@
-"""A balance for exactly twenty requests admits twenty of two hundred concurrent ones, and never falls below its bound."""
+"""Balances and budgets for exactly twenty requests admit twenty of two hundred concurrent ones."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
@@ -12,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from gateway.base.errors import StoreAway
+from gateway.domain.budgets import OF_REQUESTS, OF_SESSION
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.whole.budgeted import budgeted, used
 from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
 
+# A balance for exactly twenty requests admits twenty of two hundred concurrent ones, and never falls below its bound.
 CHAIN = """
 plugins:
   - use: usage-logger
@@ -31,7 +35,6 @@ ADMITTED, CALLERS = 20, 200
 BODY = chat("", {"max_tokens": 10}).partition(b"\r\n\r\n")[2]
 FULL = len(BODY) + 16 + 128 + 2 * 10
 """Micros that one request holds unless holds are capped, and that it costs with the upstream below."""
-
 GREEDY = (
     b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
     b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":999999,"completion_tokens":999999}}\n\n'
@@ -144,3 +147,38 @@ async def test_with_smaller_holds_the_balance_is_never_below_the_stated_bound(
         assert lowest.balance == ADMITTED * (hold - FULL)
         assert lowest.available == ADMITTED * (hold - FULL)
         assert await gateway.store.wallet.verify("tester") == []
+
+
+# A budget for exactly twenty requests admits twenty of two hundred concurrent ones, through two gateways.
+@pytest.mark.parametrize("owner", ["account", "token"])
+@pytest.mark.parametrize("kind", ["day", "week", "month", "total", "requests", "session", "session_requests"])
+async def test_exactly_twenty_requests_are_admitted(
+    upstream: GatedUpstream, store_url: str, client: Client, tmp_path: Path, kind: str, owner: str
+) -> None:
+    limit = ADMITTED if kind in OF_REQUESTS else ADMITTED * FULL
+    auth = budgeted(**{owner: {kind: limit}})
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for number in range(2):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "data").symlink_to(tmp_path, target_is_directory=True)
+            chain = CHAIN.format(max_hold="").replace("use: auth", f"use: {auth}")
+            yaml = configuration(upstream.base_url, chain=chain, more="session_headers: [host]")  # one session
+            gateways.append(await stack.enter_async_context(running(yaml, folder, store_url)))
+        statuses, _ = await race(gateways, upstream, 10 * CALLERS * FULL)
+        assert statuses == {200: ADMITTED, 402: statuses.total() - ADMITTED}
+        assert len(upstream.requests) == ADMITTED
+        assert list((await used(client)).values()) == [limit]
+        assert await gateways[0].store.wallet.verify("tester") == []
+        refused = await ask(
+            gateways[1].port, chat((await gateways[0].store.tokens.create("tester")).token, {"max_tokens": 10})
+        )
+        if owner == "account":
+            assert (refused.status, refused.headers["x-should-retry"]) == (402, "false")
+            error = json.loads(refused.body)["error"]
+            assert error["code"] == "budget_exceeded"
+            resets = {"total": "does not reset"} | dict.fromkeys(OF_SESSION, "an hour after the session's last request")
+            assert resets.get(kind, "T00:00:00+00:00") in error["message"]
+        else:
+            assert refused.status == 200, "another token has its own budget"

@@ -1,4 +1,4 @@
-"""A stream reaches the caller byte for byte and in whole events, and is charged by its usage."""
+"""A stream reaches the caller byte for byte and in whole events, is charged by its usage, and ends without a wait."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway import Outcome
+from gateway.domain.exchange import Outcome as EmptyChoicesOutcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import Serve, configuration
-from tests.whole.raw import Answer, ask, chat, read_answer
-from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Scripted, Step, chunk
+from tests.whole.raw import Answer, ask, chat, get, read_answer
+from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 
 
+# A stream reaches the caller byte for byte and in whole events, and is charged by its usage.
 def event(delta: dict[str, object], finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     return (
@@ -236,3 +242,328 @@ async def test_the_credential_is_redacted_where_the_upstream_echoes_it(
     assert answer.status == 200
     assert b"channel-credential" not in answer.body
     assert b"[redacted]" in answer.body
+
+
+# When a stream is over: the caller does not wait for more than its answer, and loses nothing of it.
+FINISHED = b"".join(WORDS)
+LONG_IDLE = f", timers: {{idle: {10 * PATIENCE_S}, total: {20 * PATIENCE_S}}}"
+"""Longer than a test waits."""
+
+
+def choice(index: int, text: str, finish: str | None = None) -> bytes:
+    whole = {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]}
+    return b"data: %b\n\n" % json.dumps(whole).encode()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [[Hold], [Forever(chunk(b": x\n\n"), 0.05)], [Forever(chunk(b"x" * 5000), 0.001)]],
+    ids=["silence", "comments", "more and more"],
+)
+async def test_after_done_the_caller_has_its_end_and_the_upstream_is_closed(rest: list[Step], serve: Serve) -> None:
+    async with (
+        Scripted([CHUNKED + chunk(STREAM), *rest]) as upstream,
+        serve(upstream.base_url, channel=LONG_IDLE) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert answer.whole
+        assert answer.body.replace(b": x\n\n", b"") == PASSED  # a comment may come with it
+        assert await charged(gateway) == CHARGE
+        assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
+        await assert_released(gateway, upstream, before, 0)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+async def test_a_body_that_ends_soon_after_done_leaves_the_connection_usable(pause: float, serve: Serve) -> None:
+    async with Scripted([CHUNKED + chunk(STREAM), pause, LAST]) as upstream, serve(upstream.base_url) as gateway:
+        token = await gateway.token()
+        for _ in range(3):
+            assert (await ask(gateway.port, chat(token))).body == PASSED
+            await asyncio.sleep(0.3)
+        assert (len(upstream.requests), upstream.connections) == (3, 1)
+
+
+@pytest.mark.parametrize("end", [Reset, Fin])
+async def test_a_break_after_done_changes_nothing(end: type[Fin] | type[Reset], serve: Serve) -> None:
+    async with Scripted([CHUNKED + chunk(STREAM), end]) as upstream, serve(upstream.base_url) as gateway:
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.body, answer.whole) == (PASSED, True)
+        await assert_released(gateway, upstream, before, 0)
+
+
+async def test_after_the_finish_and_the_usage_two_seconds_of_silence_end_the_answer(serve: Serve) -> None:
+    async with (
+        Scripted([CHUNKED + chunk(FINISHED + USAGE), Hold]) as upstream,
+        serve(upstream.base_url, channel=LONG_IDLE) as gateway,
+    ):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.body, answer.whole) == (FINISHED, True)
+        assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
+        assert await charged(gateway) == CHARGE
+
+
+async def test_done_that_comes_a_second_after_the_usage_is_passed_on(serve: Serve) -> None:
+    script: list[Step] = [CHUNKED + chunk(FINISHED + USAGE), 1.0, chunk(DONE), Hold]
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=LONG_IDLE) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.body, answer.whole) == (PASSED.removeprefix(b": a comment first\n\n"), True)
+
+
+@pytest.mark.parametrize("middle", [b"", USAGE], ids=["no usage", "usage"])
+async def test_the_finish_of_one_choice_does_not_end_the_others(middle: bytes, serve: Serve) -> None:
+    first = choice(0, "a") + choice(1, "b") + choice(0, "", "stop")
+    last = choice(1, "c") + choice(1, "", "stop")
+    script: list[Step] = [CHUNKED + chunk(first + middle), 3.0, chunk(last + USAGE + DONE) + LAST]
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=LONG_IDLE) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token(), {"n": 2}))
+        assert (answer.body, answer.whole) == (first + last + DONE, True)
+        assert await charged(gateway) == CHARGE
+
+
+async def test_without_usage_the_caller_waits_for_done_longer_than_two_seconds(serve: Serve) -> None:
+    script: list[Step] = [CHUNKED + chunk(FINISHED), 3.0, chunk(USAGE + DONE) + LAST]
+    async with Scripted(script) as upstream, serve(upstream.base_url) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.body, answer.whole) == (FINISHED + DONE, True)
+        assert await charged(gateway) == CHARGE
+
+
+@pytest.mark.parametrize(
+    ("script", "channel", "exact"),
+    [
+        ([CHUNKED + chunk(FINISHED), 1.0, chunk(USAGE), Hold], "", True),
+        ([CHUNKED + chunk(FINISHED), 1.0, chunk(USAGE), Hold], ", on_caller_gone: drain, drain_limit: 0.1", True),
+        ([CHUNKED + chunk(FINISHED), 3.0, chunk(USAGE), Hold], ", on_caller_gone: drain, drain_limit: 9", True),
+        ([CHUNKED + chunk(FINISHED), Hold], "", False),
+        ([CHUNKED + chunk(FINISHED), 0.2, Reset], "", False),
+    ],
+    ids=["usage soon", "a short drain", "a long drain", "no usage", "a break"],
+)
+async def test_after_the_finish_the_upstream_is_read_on_for_usage_when_the_caller_leaves(
+    script: list[Step], channel: str, exact: bool, serve: Serve
+) -> None:
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=LONG_IDLE + channel) as gateway:
+        token = await gateway.token()
+        before = tasks()
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(chat(token))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b'"stop"')
+        writer.close()
+        record = await last_end_record(gateway)
+        assert record.outcome is Outcome.COMPLETED
+        assert (record.usage_source == "upstream", await charged(gateway) == CHARGE) == (exact, exact)
+        await assert_released(gateway, upstream, before, 0)
+
+
+async def test_a_caller_that_leaves_between_two_choices_leaves_an_unfinished_answer(serve: Serve) -> None:
+    script: list[Step] = [CHUNKED + chunk(choice(0, "a") + choice(1, "b") + choice(0, "", "stop")), Hold]
+    async with Scripted(script) as upstream, serve(upstream.base_url, channel=LONG_IDLE) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(chat(await gateway.token(), {"n": 2}))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b'"stop"')
+        writer.close()
+        assert (await last_end_record(gateway)).outcome is Outcome.CALLER_GONE
+
+
+async def test_an_error_event_ends_the_stream_without_waiting_for_the_upstream(serve: Serve) -> None:
+    failing = b'data: {"error":{"message":"no"}}\n\n'
+    async with (
+        Scripted([CHUNKED + chunk(FINISHED), 0.01, chunk(failing), Hold]) as upstream,
+        serve(upstream.base_url, channel=LONG_IDLE) as gateway,
+    ):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.body, answer.whole) == (FINISHED + failing, False)
+
+
+async def test_an_estimate_is_never_above_the_ceiling_of_the_model(serve: Serve) -> None:
+    body = event({"content": "x" * 4000}) + event({}, "stop") + DONE
+    async with Scripted([CHUNKED + chunk(body) + LAST]) as upstream, serve(upstream.base_url) as gateway:
+        token = await gateway.token()
+        for asked, ceiling in (({}, 100), ({"n": 3}, 300), ({"n": 3, "max_tokens": 5}, 15)):
+            assert (await ask(gateway.port, chat(token, asked))).whole
+            assert (await last_end_record(gateway)).completion_tokens == ceiling
+
+
+async def test_usage_that_the_clean_end_completes_is_charged(serve: Serve) -> None:
+    """A carriage return at the end may be half of a line end, so that the last event is complete only at the end."""
+    body = (FINISHED + USAGE).replace(b"\n", b"\r")
+    async with Scripted([CHUNKED + chunk(body) + LAST]) as upstream, serve(upstream.base_url) as gateway:
+        assert (await ask(gateway.port, chat(await gateway.token()))).whole
+        await last_end_record(gateway)
+        assert await charged(gateway) == CHARGE
+
+
+# Chunks without a choice: they are dropped unless the channel passes them on, and a stream does not begin with them.
+AZURE = (
+    b'data: {"choices":[],"created":0,"id":"","model":"","object":"","prompt_filter_results":[{"prompt_index":0,'
+    b'"content_filter_results":{"hate":{"filtered":false,"severity":"safe"}}}]}\n\n'
+)
+NO_CHOICES = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m"}\n\n'
+EMPTY = (AZURE, NO_CHOICES, AZURE.replace(b"[]", b"null", 1), AZURE.replace(b":[]", b": []", 1))
+TEXT = b"".join(WORDS)
+ASKED: dict[str, object] = {"stream_options": {"include_usage": True}}
+
+
+@asynccontextmanager
+async def playing(
+    scripts: Sequence[Sequence[Step]], url: str, folder: Path, channel: str = "", second: str = ""
+) -> AsyncIterator[tuple[Running, str]]:
+    """Yield a gateway in front of an upstream that plays the scripts, and a token. `second`: a channel behind the first."""
+    async with Scripted(*scripts) as upstream:
+        yaml = configuration(upstream.base_url, channel=channel)
+        if second:
+            yaml = yaml.replace("\nmodels:", f'\n  spare: {{base_url: "{second}"}}\nmodels:', 1)
+            yaml = yaml.replace("channels: [fake]}", "channels: [fake, {use: spare, priority: 1}]}", 1)
+        async with running(yaml, folder, url) as gateway:
+            yield gateway, await gateway.token()
+
+
+async def test_they_are_dropped_wherever_they_are(store_url: str, client: Client, tmp_path: Path) -> None:
+    script: list[Step] = []
+    async with playing([script], store_url, tmp_path) as (gateway, token):
+        spent = 0
+        for empty in EMPTY:
+            for body, passed in (({}, TEXT + DONE), (ASKED, TEXT + USAGE + DONE)):
+                sent = empty + WORDS[0] + empty + b"".join(WORDS[1:]) + empty + USAGE + DONE
+                for steps in ([chunk(sent)], [chunk(sent[: len(empty)]), 0.01, chunk(sent[len(empty) :])]):
+                    script[:] = [CHUNKED, *steps, LAST]
+                    answer = await ask(gateway.port, chat(token, body))
+                    assert (answer.status, answer.whole, answer.body) == (200, True, passed)
+                    record = await last_end_record(gateway)
+                    assert (record.outcome, record.events) == (EmptyChoicesOutcome.COMPLETED, passed.count(b"data:"))
+                    spent += CHARGE
+                    assert await charged(gateway) == spent
+
+
+async def test_a_channel_may_pass_them_on(store_url: str, client: Client, tmp_path: Path) -> None:
+    sent = AZURE + TEXT + NO_CHOICES + USAGE + DONE
+    script = [CHUNKED + chunk(sent) + LAST]
+    async with playing([script], store_url, tmp_path, ", empty_choices: pass") as (gateway, token):
+        assert (await ask(gateway.port, chat(token))).body == sent.replace(USAGE, b"")
+        assert (await ask(gateway.port, chat(token, ASKED))).body == sent
+        assert await charged(gateway) == 2 * CHARGE
+
+
+async def test_usage_that_an_upstream_tells_of_its_own_accord_is_charged_and_dropped(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    script = [CHUNKED + chunk(TEXT + USAGE + DONE) + LAST]
+    async with playing([script], store_url, tmp_path, ", ask_usage: false") as (gateway, token):
+        assert (await ask(gateway.port, chat(token))).body == TEXT + DONE
+        assert (await ask(gateway.port, chat(token, ASKED))).body == TEXT + USAGE + DONE
+        assert await charged(gateway) == 2 * CHARGE
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [chunk(b'data: {"error":{"message":"filtered","type":"x","param":null,"code":"x"}}\n\n') + LAST],
+        [LAST],
+        [Hold],
+    ],
+    ids=["error", "end", "silence"],
+)
+async def test_another_channel_answers_where_nothing_else_came(
+    store_url: str, client: Client, tmp_path: Path, after: list[Step]
+) -> None:
+    first: list[Step] = [CHUNKED + chunk(AZURE), 0.01, *after]
+    async with Scripted([CHUNKED + chunk(TEXT + USAGE + DONE) + LAST]) as spare:
+        timers = ", timers: {first_byte: 0.5}"
+        async with playing([first], store_url, tmp_path, timers, spare.base_url) as (gateway, token):
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.whole, answer.body) == (200, True, TEXT + DONE)
+            record = await last_end_record(gateway)
+            assert (record.outcome, record.channel) == (EmptyChoicesOutcome.COMPLETED, "spare")
+            assert len(record.attempts) == 2
+
+
+async def test_the_first_byte_is_that_of_the_first_choice(store_url: str, client: Client, tmp_path: Path) -> None:
+    script: list[Step] = [CHUNKED + chunk(AZURE), 0.3, chunk(TEXT + USAGE + DONE) + LAST]
+    async with playing([script], store_url, tmp_path) as (gateway, token):
+        began = time.monotonic()
+        await ask(gateway.port, chat(token))
+        record = await last_end_record(gateway)
+        assert record.first_byte_ms is not None
+        assert 290 <= record.first_byte_ms <= (time.monotonic() - began) * 1000
+
+
+async def test_upstreams_that_send_nothing_else_are_ended(store_url: str, client: Client, tmp_path: Path) -> None:
+    script: list[Step] = [CHUNKED + chunk(AZURE) + LAST]
+    async with playing([script], store_url, tmp_path) as (gateway, token):
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        assert await charged(gateway) == 0
+
+
+async def test_every_example_on_the_web_works(store_url: str, client: Client, tmp_path: Path) -> None:
+    """Take the first choice of each chunk without looking, as the interface promises that it may."""
+    script: list[Step] = [CHUNKED + chunk(AZURE), 0.01, chunk(TEXT + AZURE + USAGE + DONE) + LAST]
+    async with playing([script], store_url, tmp_path) as (gateway, token):
+        async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0) as library:
+            stream = await library.chat.completions.create(
+                model="words", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            text = "".join([part.choices[0].delta.content or "" async for part in stream])
+        assert text == "".join(json.loads(word[6:])["choices"][0]["delta"].get("content", "") for word in WORDS)
+
+
+# Upstreams that send odd or very many events: other callers are served meanwhile, and no byte is changed.
+TURNS_TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+END = FINISH + b"data: [DONE]\n\n"
+SHAPES = {
+    "comments": b":\n\n",
+    "blank-lines": b"\n",
+    "carriage-returns": b"\r",
+    "parsed": b'data: {"choices":[{}]}\n\n',
+    "windows": TURNS_TEXT.replace(b"\n", b"\r\n"),
+    "mixed": TURNS_TEXT
+    + b": ping\n\n"
+    + TURNS_TEXT.replace(b"\n", b"\r\n")
+    + b'id: 1\n\ndata: {"choices":[{}]}\r\n\r\n',
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("framing", ["chunked", "until-close", "in-two"])
+async def test_a_long_read_is_relayed_whole_and_in_order(shape: str, framing: str, serve: Serve) -> None:
+    unit = SHAPES[shape]
+    body = TURNS_TEXT + unit * (60_000 // len(unit) // 2 * 2) + END
+    scripts: dict[str, list[Step]] = {
+        "chunked": [CHUNKED + chunk(body) + LAST],
+        "until-close": [HEAD + b"\r\n" + body, Fin],
+        "in-two": [CHUNKED + chunk(body[:5000]), 0.01, chunk(body[5000:]), 0.01, LAST],
+    }
+    async with Scripted(scripts[framing]) as upstream, serve(upstream.base_url) as gateway:
+        token = await gateway.token()
+        async with asyncio.timeout(PATIENCE_S):
+            while upstream.connections == len(upstream.requests):  # until one is used again
+                answer = await ask(gateway.port, chat(token))
+                assert (answer.status, answer.whole) == (200, True)
+                assert answer.body == body
+                if framing == "until-close":
+                    break
+
+
+async def test_other_callers_are_served_beside_streams_of_events_that_must_be_parsed(serve: Serve) -> None:
+    flood: list[Step] = [CHUNKED, Forever(chunk(TURNS_TEXT + b'data: {"choices":[{}]}\n\n' * 7000))]
+    async with Scripted(flood) as upstream, serve(upstream.base_url) as gateway:
+        token = await gateway.token()
+        floods = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(4)]
+        await asyncio.wait_for(upstream.arrived.wait(), PATIENCE_S)
+        longest = 0.0
+        loop = asyncio.get_running_loop()
+        for _ in range(20):
+            began = loop.time()
+            assert (await ask(gateway.port, get("/healthz"))).status == 200
+            longest = max(longest, loop.time() - began)
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+    assert longest < 5

@@ -1,21 +1,30 @@
-"""Faults of upstreams: the response, the connection, the charge, the record, and the release of all resources."""
+"""Upstreams that fail: the response, the charge, the record, and the release of all resources."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
+import openai
 import pytest
 
-from gateway import Outcome
+from gateway import AttemptRecord, Outcome
+from gateway.store.channels import CooldownRules
+from gateway.store.client.client import Client
+from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
+from tests.chat.dialects import DIALECTS, MESSAGE, NOT_ERRORS
 from tests.whole.aftermath import assert_ended, assert_released, charged, last_end_record, tasks
-from tests.whole.conftest import Serve
+from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import ask, chat, read_answer
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import DONE, PASSED, STREAM, USAGE, WORDS, event
 
+# Faults of upstreams: the response, the connection, the charge, the record, and the release of all resources.
 KEY = "channel-credential-4711"
 END_OF_KEY = KEY[-6:]
 """A part of the key that cannot be in a request's id by chance, because ids are hexadecimal."""
@@ -26,7 +35,6 @@ BOUNDED = ", max_response_bytes: 3000"
 SHORT_TIMERS = BOUNDED + ", timers: {connect: 1, first_byte: 0.3, idle: 0.3}"
 """Short timers, only for faults that a timeout must end: on a busy machine they would end other requests too."""
 SHORT_TOTAL = BOUNDED + ", timers: {idle: 1, total: 1.5}"
-
 FAILED, TRUNCATED = Outcome.UPSTREAM_FAILED, Outcome.UPSTREAM_TRUNCATED
 
 
@@ -375,3 +383,260 @@ async def test_a_body_that_took_all_of_the_time_counts_for_no_upstream(serve: Se
         await routing.health.sync()
         (channel,) = await gateway.store.channels.show(["fake"])
         assert (channel.in_words, channel.last_error) == ("healthy", "")
+
+
+# Errors of upstreams in every dialect: what the caller and the official client get, the outcome and the charge.
+FINISHED = b"".join(WORDS)
+LONG = MESSAGE + " again" * 200
+
+
+def data_event(data: str, name: str = "") -> bytes:
+    return (f"event: {name}\n" if name else "").encode() + f"data: {data}\n\n".encode()
+
+
+@asynccontextmanager
+async def playing(script: list[Step], store_url: str, folder: Path, more: str = "") -> AsyncIterator[Running]:
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url, more=more), folder, store_url) as gateway,
+    ):
+        gateway.gateway.services.store.channels.cooldown = CooldownRules(min_failures=100)  # more follow
+        yield gateway
+
+
+@pytest.mark.parametrize(
+    "before", [HALF, FINISHED, FINISHED + USAGE], ids=["in the middle", "at the end", "after usage"]
+)
+async def test_an_error_event_after_the_first_byte(
+    before: bytes, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    script: list[Step] = []
+    async with playing(script, store_url, tmp_path) as gateway:
+        token = await gateway.token()
+        spent = 0
+        for data, raises in DIALECTS.values():
+            failing = data_event(data.replace(MESSAGE, LONG))
+            # The error and `[DONE]` in one read, as vLLM sends them.
+            script[:] = [CHUNKED + chunk(before), 0.01, chunk(failing + DONE) + LAST]
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.whole) == (200, False)
+            relayed = before.replace(USAGE, b"")
+            assert answer.body.startswith(relayed + (failing if raises else b"data: "))
+            error = json.loads(answer.body.removeprefix(relayed)[6:])["error"]
+            assert MESSAGE in error["message"]
+            assert all(error.get(name) is None or isinstance(error[name], str) for name in ("type", "param", "code"))
+            record = await last_end_record(gateway)
+            assert (record.outcome, record.error_code) == (Outcome.UPSTREAM_ERROR_IN_STREAM, "")
+            assert record.completion_tokens <= 9
+            spent += record.charge_micros
+            assert await charged(gateway) == spent
+            assert (record.usage_source == "upstream") is (USAGE in before)
+
+
+@pytest.mark.parametrize("dialect", ["OpenAI", "vLLM", "TGI", "FastAPI", "Google", "OpenRouter"])
+async def test_an_error_event_before_the_first_byte_is_an_error_and_costs_nothing(
+    dialect: str, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    failing = data_event(DIALECTS[dialect][0])
+    async with playing([CHUNKED + chunk(b": wait\n\n" + failing + DONE) + LAST], store_url, tmp_path) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.charge_micros) == (Outcome.UPSTREAM_FAILED, 0)
+
+
+async def test_what_is_no_error_ends_nothing_and_the_answer_is_complete(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    script: list[Step] = []
+    async with playing(script, store_url, tmp_path) as gateway:
+        token = await gateway.token()
+        for data in NOT_ERRORS.values():
+            for stream in (data_event(data) + STREAM, HALF + data_event(data) + STREAM[len(HALF) :]):
+                script[:] = [CHUNKED + chunk(stream) + LAST]
+                answer = await ask(gateway.port, chat(token))
+                assert (answer.status, answer.whole) == (200, True)
+                without_choice = b"choices" not in data_event(data) or b'"choices":[]' in data_event(data)
+                dropped = data_event(data) if without_choice and data != "[]" else b""
+                assert answer.body == stream.replace(USAGE, b"").replace(dropped, b"")
+                assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
+
+
+async def test_the_official_client_raises_on_every_error_event(store_url: str, client: Client, tmp_path: Path) -> None:
+    script: list[Step] = []
+    async with playing(script, store_url, tmp_path) as gateway:
+        token = await gateway.token()
+        async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0) as library:
+            for data, _ in DIALECTS.values():
+                for name in ("", "error"):
+                    script[:] = [CHUNKED + chunk(HALF), 0.01, chunk(data_event(data, name) + DONE) + LAST]
+                    text = ""
+                    with pytest.raises(openai.APIError, match=MESSAGE):
+                        async for part in await library.chat.completions.create(
+                            model="words", messages=[{"role": "user", "content": "hi"}], stream=True
+                        ):
+                            text += part.choices[0].delta.content or ""
+                    assert text == " word0 word1 word2"
+
+
+async def test_the_credential_is_redacted_in_an_error_that_is_replaced(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    failing = data_event('{"object":"error","message":"bad key channel-credential-4711"}')
+    script: list[Step] = [CHUNKED + chunk(HALF), 0.01, chunk(failing) + LAST]
+    async with playing(script, store_url, tmp_path) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert b"4711" not in answer.body
+        assert b"bad key [redacted]" in answer.body
+
+
+def in_json(data: str, status: str) -> list[Step]:
+    body = data.encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return [head.encode() + body]
+
+
+async def test_an_error_as_json_with_a_status_of_the_caller_is_passed_on(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    script: list[Step] = []
+    async with playing(script, store_url, tmp_path) as gateway:
+        token = await gateway.token()
+        for data, _ in DIALECTS.values():
+            script[:] = in_json(data, "422 Unprocessable")
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.error["message"]) == (422, MESSAGE)
+            record = await last_end_record(gateway)
+            assert (record.outcome, record.charge_micros) == (Outcome.UPSTREAM_FAILED, 0)
+
+
+ANSWER = {"id": "c", "object": "chat.completion", "choices": [{"index": 0, "message": {"content": "x" * 40}}]}
+INPUT = -(-len('[{"role": "user", "content": "hi"}]') // 4)
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt", "completion"),
+    [
+        ({"prompt_tokens": 7, "completion_tokens": 11}, 7, 11),
+        ({}, INPUT, 10),
+        (None, INPUT, 10),
+        ({"total_tokens": 90}, INPUT, 90 - INPUT),
+        ({"prompt_tokens": 7, "total_tokens": 18}, 7, 11),
+        ({"prompt_tokens": None, "completion_tokens": 11}, INPUT, 11),
+        ({"prompt_tokens": 7, "completion_tokens": 0}, 7, 10),
+        ({"prompt_tokens": -7, "completion_tokens": 1.5}, INPUT, 10),
+        ({"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 18}, 7, 11),
+    ],
+)
+async def test_a_json_answer_is_charged_by_its_usage_or_by_its_text(
+    usage: object, prompt: int, completion: int, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    script = in_json(json.dumps({**ANSWER, "padding": "y" * 4000, "usage": usage}), "200 OK")
+    async with playing(script, store_url, tmp_path, "port: {allow_non_streaming: true}") as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
+        assert (answer.status, answer.whole) == (200, True)
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.prompt_tokens, record.completion_tokens) == (
+            Outcome.COMPLETED,
+            prompt,
+            completion,
+        )
+        assert await charged(gateway) == prompt + 2 * completion
+
+
+@pytest.mark.parametrize("dialect", ["OpenAI", "vLLM", "TGI", "FastAPI", "Google", "xAI"])
+async def test_an_error_as_json_with_200_is_an_error_and_costs_nothing(
+    dialect: str, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    script = in_json(DIALECTS[dialect][0], "200 OK")
+    async with playing(script, store_url, tmp_path, "port: {allow_non_streaming: true}") as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        assert MESSAGE in answer.error["message"]
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.charge_micros) == (Outcome.UPSTREAM_FAILED, 0)
+
+
+# The record of each upstream call has the names that the upstream gave it, by which its bill names it.
+UPSTREAM_IDS_HEAD = CHUNKED.replace(b"\r\n\r\n", b"\r\nx-request-id: req-1\r\n\r\n")
+UPSTREAM_IDS_DONE = b"data: [DONE]\n\n"
+UPSTREAM_IDS_USAGE = b'"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}'
+
+
+def upstream_ids_event(
+    id: str,  # noqa: A002
+    choice: str = '{"index":0,"delta":{"content":"a"},"finish_reason":null}',
+    *,
+    last: bool = False,
+) -> bytes:
+    """Return an event of a completion; with `last`, the one that finishes it."""
+    choice = choice.replace("null", '"stop"') if last else choice
+    return b'data: {"id":"%b","object":"chat.completion.chunk","choices":[%b]}\n\n' % (id.encode(), choice.encode())
+
+
+def stream(id: str) -> bytes:  # noqa: A002
+    usage = b'data: {"id":"%b","choices":[],%b}\n\n' % (id.encode(), UPSTREAM_IDS_USAGE)
+    return chunk(upstream_ids_event(id) + upstream_ids_event(id, last=True) + usage + UPSTREAM_IDS_DONE) + LAST
+
+
+BODY = (
+    b'{"id":"cmpl-9","object":"chat.completion","choices":[{"index":0,"message":{"content":"a"}}],%b}'
+    % UPSTREAM_IDS_USAGE
+)
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nx-request-id: req-1\r\nContent-Length: %d\r\n\r\n" % len(
+    BODY
+)
+ANSWERS: dict[str, tuple[list[Step], str]] = {
+    "a stream": ([UPSTREAM_IDS_HEAD + stream("cmpl-1")], "cmpl-1"),
+    "in pieces": (
+        [
+            UPSTREAM_IDS_HEAD + chunk(upstream_ids_event("cmpl-2")),
+            0.01,
+            chunk(upstream_ids_event("cmpl-2", last=True) + UPSTREAM_IDS_DONE) + LAST,
+        ],
+        "cmpl-2",
+    ),
+    "cut after the first event": ([UPSTREAM_IDS_HEAD + chunk(upstream_ids_event("cmpl-3")), Fin], "cmpl-3"),
+    "a first event without an id": (
+        [UPSTREAM_IDS_HEAD + chunk(upstream_ids_event("", "")), 0.01, stream("cmpl-4")],
+        "cmpl-4",
+    ),
+    "no id at all": ([UPSTREAM_IDS_HEAD + stream("")], ""),
+    "a credential in it": ([UPSTREAM_IDS_HEAD + stream(f"cmpl-{KEY}")], "cmpl-[redacted]"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_the_id_of_a_completion_is_kept(answer: str, serve: Serve) -> None:
+    script, expected = ANSWERS[answer]
+    async with Scripted(script) as upstream, serve(upstream.base_url) as gateway:
+        await ask(gateway.port, chat(await gateway.token()))
+        record = await last_end_record(gateway)
+    (attempt,) = record.attempts
+    assert (attempt.upstream_request_id, attempt.completion_id) == ("req-1", expected)
+    assert record.upstream_request_id == "req-1"
+
+
+async def test_the_id_of_a_json_answer_is_kept(serve: Serve) -> None:
+    more = "port: {allow_non_streaming: true}"
+    async with Scripted([JSON + BODY]) as upstream, serve(upstream.base_url, more=more) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
+        assert json.loads(answer.body)["id"] == "cmpl-9"
+        record = await last_end_record(gateway)
+    assert [attempt.completion_id for attempt in record.attempts] == ["cmpl-9"]
+
+
+async def test_each_attempt_has_its_own_names(store_url: str, tmp_path: Path) -> None:
+    failed = b"HTTP/1.1 500 Oops\r\nx-request-id: req-0\r\nContent-Length: 0\r\n\r\n"
+    async with Scripted([failed]) as first, Scripted([UPSTREAM_IDS_HEAD + stream("cmpl-5")]) as second:
+        text = configuration(first.base_url).replace(
+            "channels: [fake]}", "channels: [{use: fake, priority: 0}, {use: second, priority: 1}]}", 1
+        )
+        text = text.replace("models:", f"  second: {{base_url: '{second.base_url}'}}\nmodels:", 1)
+        async with running(text, tmp_path, store_url) as gateway:
+            await ask(gateway.port, chat(await gateway.token()))
+            record = await last_end_record(gateway)
+    assert record.attempts == [
+        AttemptRecord("fake", 500, "upstream_error", 0, "req-0", ""),
+        AttemptRecord("second", 200, "", None, "req-1", "cmpl-5"),
+    ]

@@ -22,7 +22,7 @@ from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import CHARGE, DONE, USAGE, WORDS, event
-from tests.whole.test_upstream_errors import ANSWER, INPUT
+from tests.whole.test_upstream_faults import ANSWER, INPUT
 
 MORE = "port: {allow_non_streaming: true}"
 GATHERED = ", upstream_stream: true"
