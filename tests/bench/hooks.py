@@ -54,7 +54,6 @@ SHIPPED: Final = {
     "`otel` and `otel-content`": ("otel {endpoint: COLLECTOR, queue: QUEUE}", "otel-content"),
     "`otel`, `ratio: 0`, and `otel-content`": ("otel {endpoint: COLLECTOR, queue: QUEUE, ratio: 0}", "otel-content"),
     "`stop-words`": ("stop-words {words: [forbidden]}",),
-    "`MaskedAnswers`": ("plugins.examples.masked_answers:MaskedAnswers",),
 }
 """The same for shipped plugins."""
 

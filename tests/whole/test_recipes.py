@@ -6,19 +6,23 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 
-from gateway.chain import loading
-from gateway.config import schema
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.embedded import EmbeddedStore
 from tests.cli.processes import demo_in, free_port, gateway, serving
 from tests.patience import PATIENCE_S
 from tests.test_docs import blocks
 from tests.whole.api import admin_token, api_of
+from tests.whole.raw import ask, chat
+from tests.whole.test_one_log import Pod, nginx
 
 PAGE: Final = "gateway/docs/recipes.md"
 SECRETS: Final = {"VALKEY_PASSWORD": "v", "DATABASE_PASSWORD": "d", "OPENAI_API_KEY": "key"}
@@ -101,10 +105,40 @@ async def test_a_leaked_token_is_found_replaced_and_traced(tmp_path: Path, monke
     assert await run(recipe("agents", "sh"), file)
 
 
-def test_two_gateways_share_a_store_and_a_log(tmp_path: Path) -> None:
-    config = schema.load(file_of(tmp_path, "both"), SECRETS).config
-    assert (config.port.trusted_proxies, config.usage.database[:10]) == (("10.0.0.2",), "postgresql")
-    assert loading.build(schema.load(file_of(tmp_path, "teams"), SECRETS)).entries
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="the recipe is one of nginx")
+async def test_of_two_gateways_behind_nginx_one_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    monkeypatch.setenv("GATEWAY_PEPPER", "a-pepper-of-enough-characters-for-it")
+    text = file_of(tmp_path, "both").read_text().partition("listen:")[0] + recipe("both", "yaml")
+    store = await asyncio.to_thread(EmbeddedStore.start, tmp_path / "store")
+    for recipes, here in (
+        ("rediss://:${VALKEY_PASSWORD}@store.internal:6379", store.url),
+        ("postgresql://gateway:${DATABASE_PASSWORD}@db.internal:5432/usage", database_url),
+        ("10.0.0.2", "127.0.0.1"),
+    ):
+        assert recipes in text
+        text = text.replace(recipes, here)
+    text += "listen: 0.0.0.0:8080\nadmin: 0.0.0.0:9090\ndata: /var/lib/sluicegate/data\n"
+    async with FakeUpstream(pace_s=0, key="key") as upstream, AsyncExitStack() as stack:
+        stack.callback(store.stop)
+        given = {"OPENAI_API_KEY": "key"}
+        pods = [Pod(tmp_path / name, given, upstream.base_url, text) for name in ("one", "two")]
+        for pod in pods:
+            await stack.enter_async_context(pod.serving())
+        port = await stack.enter_async_context(nginx(tmp_path, pods))
+        await pods[0].run("account", "create", "tester", "--credit", "5")
+        token = msgspec.json.decode(await pods[0].run("token", "create", "tester", "--json"))["token"]
+        asked = chat(token, {"model": "gpt-4o-mini"})
+        assert [(await ask(port, asked)).status for _ in range(4)] == [200] * 4
+        pods[0].signal(signal.SIGKILL)
+        answers = [await ask(port, asked) for _ in range(12)]
+        lost = [answer.error["code"] for answer in answers if answer.status != 200]
+        assert set(lost) <= {"service_unavailable"} and len(lost) <= 4, (
+            "what was sent on a kept connection is not sent again"
+        )
+        assert all(answer.whole for answer in answers)
+        assert len((await pods[1].run("gateways", "list", "--json")).splitlines()) == 2
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the recipe is one of Node")
