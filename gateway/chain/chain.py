@@ -194,7 +194,7 @@ def warnings(entries: Sequence[Entry]) -> list[str]:
         for entry in entries
         if api_of(type(entry.plugin)) is None
     )
-    return [*_unrecorded(entries), *_answered_above_routing(entries), *undeclared]
+    return [*_unrecorded(entries), *_answered_above_routing(entries), *_answered_above_changes(entries), *undeclared]
 
 
 def _unrecorded(entries: Sequence[Entry]) -> Iterator[str]:
@@ -214,6 +214,14 @@ def _answered_above_routing(entries: Sequence[Entry]) -> Iterator[str]:
                 f"`{entry.name}` answers requests above `{name}`: it answers also for models that the caller may not use; "
                 f"move it below `{name}`"
             )
+
+
+def _answered_above_changes(entries: Sequence[Entry]) -> Iterator[str]:
+    for index, entry in enumerate(entries):
+        if entry.defines("on_delta") and (
+            names := [each.name for each in entries[:index] if may_answer(type(each.plugin))]
+        ):
+            yield f"`{entry.name}` does not change what `{names[0]}` above it answers: move `{entry.name}` above it"
 
 
 def _check_editor(entry: Entry, above: Sequence[Entry]) -> None:

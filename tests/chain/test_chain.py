@@ -24,6 +24,7 @@ from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.services import MAX_TASKS
 from gateway.chain.services import Services as WorkServices
 from gateway.testing import exchange, services
+from plugins.examples.masked_answers import MaskedAnswers
 from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
@@ -417,6 +418,15 @@ class Flushes(Plugin):
     async def on_flush_all(self) -> None: ...
 
 
+class HooksAnswers(Plugin):
+    """Answers."""
+
+    API = 1
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        return None
+
+
 class HooksRoutes(Plugin):
     """Provides the route."""
 
@@ -480,6 +490,15 @@ def test_a_plugin_that_answers_above_the_routing_is_warned_of() -> None:
     assert warnings([Entry("cache", Annotated()), routing]) == [
         "`cache` answers requests above `routing`: it answers also for models that the caller may not use; "
         "move it below `routing`"
+    ]
+
+
+def test_a_plugin_that_changes_answers_below_one_that_answers_is_warned_of() -> None:
+    routing, cache = Entry("routing", HooksRoutes()), Entry("cache", HooksAnswers())
+    masks = Entry("masks", MaskedAnswers())
+    assert warnings([masks, routing, cache]) == []
+    assert warnings([routing, cache, masks]) == [
+        "`masks` does not change what `cache` above it answers: move `masks` above it"
     ]
 
 

@@ -80,7 +80,9 @@ def test_without_an_admin_token_or_pages_there_is_no_link(configured: Path) -> N
 def test_a_link_to_a_portal_that_nobody_serves_yet_has_a_note(configured: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as served:
         port = served.getsockname()[1]
-        configured.write_text(f"{configured.read_text()}portal: {{listen: '127.0.0.1:{port}'}}\ngroups: {{default: {{}}}}\n")
+        configured.write_text(
+            f"{configured.read_text()}portal: {{listen: '127.0.0.1:{port}'}}\ngroups: {{default: {{}}}}\n"
+        )
         accounts = typer.Typer()
         account.register(accounts)
         assert CliRunner().invoke(accounts, ["account", "create", "alice"]).exit_code == 0
