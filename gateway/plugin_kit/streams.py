@@ -57,7 +57,8 @@ async def streams(runner: ScenarioRunner) -> Finding:
     """Return the finding on how the plugin treats streams."""
     problems = await _whole_answers(runner) + await _deltas_of(runner)
     reply, exchange = await _reply(runner)
-    text = "answers with no events"
+    changes = runner.entry.defines("on_delta")
+    text = "makes the same text wherever the events of an answer end" if changes else "answers with no events"
     if reply is not None and reply.events is not None:
         problems += await _whole_reply(reply.events)
         await _ended(runner, exchange)
