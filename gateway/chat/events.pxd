@@ -1,3 +1,6 @@
+cimport cython
+
+from gateway.chat.sse cimport Chunk
 from gateway.chat.tokens cimport OutputCounter, Template
 
 cdef class EventStream:
@@ -13,8 +16,10 @@ cdef class EventStream:
     cdef public OutputCounter output
     cpdef bint passes(self, bytes data, Py_ssize_t begin, Py_ssize_t end)
     cpdef bytes feed(self, bytes data)
+    @cython.locals(end=Py_ssize_t, count=Py_ssize_t)
     cpdef bytes _take_from_boundary(self, bytes data)
+    @cython.locals(chunk=Chunk, is_done=bint, relayed=bint, dropped=bint)
     cpdef bytes _take_event(self, bytes event)
-    cpdef _note_facts(self, chunk)
-    cpdef _note_finish(self, bytes event, chunk, bint is_done)
-    cpdef _count_output(self, bytes event, chunk)
+    cpdef _note_facts(self, Chunk chunk)
+    cpdef _note_finish(self, bytes event, Chunk chunk, bint is_done)
+    cpdef _count_output(self, bytes event, Chunk chunk)

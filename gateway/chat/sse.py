@@ -118,7 +118,6 @@ class _Ordinary(_Chunk):
     choices: list[_Choice] | None = None  # type: ignore[assignment]
 
 
-_NO_GROQ: Final = _Groq()
 _NO_CHUNK: Final = _Chunk()
 _chunk = msgspec.json.Decoder(_Chunk)
 _ordinary = msgspec.json.Decoder(_Ordinary)
@@ -126,7 +125,7 @@ _choices = msgspec.json.Decoder(list[_Choice])
 _groq = msgspec.json.Decoder(_Groq)
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk:
     """The facts of one event.
 
     `finished`: the indexes of the choices with a finish reason, as they are in JSON. An empty reason does not count: some
@@ -135,17 +134,31 @@ class Chunk(msgspec.Struct, frozen=True):
     JSON. `service_tier`: the one that it names, empty for none.
     """
 
-    finished: frozenset[bytes] = frozenset()
-    counts: Counts | None = None
-    empty: bool = False
-    only_usage: bool = False
-    error: bool = False
-    raises: bool = False
-    id: bytes = b"null"
-    service_tier: str = ""
+    __slots__ = ("counts", "empty", "error", "finished", "id", "only_usage", "raises", "service_tier")
+
+    def __init__(
+        self,
+        finished: frozenset[bytes],
+        counts: Counts | None,
+        empty: bool = False,
+        only_usage: bool = False,
+        id: bytes = b"null",  # noqa: A002
+        service_tier: str = "",
+        error: bool = False,
+        raises: bool = False,
+    ) -> None:
+        self.finished = finished
+        self.counts = counts
+        self.empty = empty
+        self.only_usage = only_usage
+        self.id = id
+        self.service_tier = service_tier
+        self.error = error
+        self.raises = raises
 
 
-TEXT: Final = Chunk()
+_NO_CHOICE: Final[frozenset[bytes]] = frozenset()
+TEXT: Final = Chunk(_NO_CHOICE, None)
 """An event without any of this."""
 
 
@@ -164,17 +177,22 @@ def read(name: bytes, data: bytes) -> Chunk:
     if name == b"error" or chunk.error != _NULL or choices is None:
         value = upstream_errors.decode(data)
         if name == b"error" or upstream_errors.is_error(value):
-            return Chunk(counts=_counts(chunk, choices), error=True, raises=upstream_errors.raises_in_clients(value))
+            raises = upstream_errors.raises_in_clients(value)
+            return Chunk(_NO_CHOICE, _counts(chunk, choices), error=True, raises=raises)
     counts = _counts(chunk, choices)
     empty = none and chunk.delta == _NULL
-    finished = [bytes(each.index) for each in choices or () if bytes(each.finish_reason) not in _NO_FINISH_REASON]
+    finished = [
+        bytes(each.index)
+        for each in choices or ()
+        if each.finish_reason is not _NULL and bytes(each.finish_reason) not in _NO_FINISH_REASON
+    ]
     return Chunk(
-        finished=frozenset(finished),
-        counts=counts,
-        empty=empty,
-        only_usage=empty and (chunk.usage != _NULL or counts is not None),
-        id=bytes(chunk.id),
-        service_tier="" if chunk.service_tier is _NULL else id_text(bytes(chunk.service_tier)),
+        frozenset(finished) if finished else _NO_CHOICE,
+        counts,
+        empty,
+        empty and (counts is not None or chunk.usage != _NULL),
+        bytes(chunk.id),
+        "" if chunk.service_tier is _NULL else id_text(bytes(chunk.service_tier)),
     )
 
 
@@ -267,9 +285,14 @@ def id_text(value: bytes) -> str:
 
 def _counts(chunk: _Chunk, choices: list[_Choice] | None) -> Counts | None:
     """Return the counts of the first usage object that has any: the chunk's, Groq's, or a choice's, as Moonshot sends it."""
-    groq = _NO_GROQ if chunk.x_groq is _NULL else _decode(_groq, chunk.x_groq) or _NO_GROQ
-    for raw in (chunk.usage, groq.usage, *[choice.usage for choice in choices or ()]):
-        if raw != _NULL and (counts := read_counts(raw)) is not None:
+    if chunk.usage is not _NULL and chunk.usage != _NULL and (counts := read_counts(chunk.usage)) is not None:
+        return counts
+    if chunk.x_groq is not _NULL and (groq := _decode(_groq, chunk.x_groq)) is not None:
+        counts = read_counts(groq.usage)
+        if counts is not None:
+            return counts
+    for choice in choices or ():
+        if choice.usage is not _NULL and (counts := read_counts(choice.usage)) is not None:
             return counts
     return None
 

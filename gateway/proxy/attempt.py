@@ -52,12 +52,6 @@ CHUNKS: Final = "a stream of chat completion chunks"
 class UpstreamCall:
     """The attempt at one candidate. `gathering`: its stream is gathered, for a caller that did not ask for one."""
 
-    kept_ids: KeptIds | None = None
-    keeper: Keeper | None = None
-    """Remembers the ids of the answer. None where no upstream keeps it."""
-    events: EventStream | None = None
-    """Of an answer whose ids are remembered."""
-
     def __init__(
         self,
         exchange: Exchange,
@@ -76,6 +70,11 @@ class UpstreamCall:
         self.candidate = candidate
         self.route = route
         self.breaker = route.breaker
+        self.kept_ids: KeptIds | None = None
+        self.keeper: Keeper | None = None
+        """Remembers the ids of the answer. None where no upstream keeps it."""
+        self.events: EventStream | None = None
+        """Of an answer whose ids are remembered."""
         self.upstream: UpstreamConnection | None = None
         self.pace = Pace()
         self.parts: list[BodyPart] = []

@@ -144,7 +144,8 @@ class Endpoint:
         if self.request.proxy is not None:
             return None
         while self._at_hand:
-            if (found := self._at_hand.pop()[0].again()) is not None:
+            found, _ = self._at_hand.pop()
+            if found.again():
                 return found
         while (connection := await self._connector._get(self._key, [])) is not None:
             transport = connection.transport

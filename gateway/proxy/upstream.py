@@ -184,6 +184,16 @@ class ResponseReader:
         self.on_body = self._pieces.append
         """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
         self._parser: Any = httptools.HttpResponseParser(self)
+        self._reading = True
+        self._relay: ChunkTaker | None = None
+        self._on_data: OnData | None = None
+        self._on_end: Callable[[bool], None] | None = None
+        self.on_head: Callable[[UpstreamConnection], None] | None = None
+        self._expect_answer()
+        take(transport, self)  # type: ignore[arg-type]
+
+    def _expect_answer(self) -> None:
+        self._pieces.clear()
         self._pieces_in_body = sys.maxsize
         self._in_chunk = True
         """Whether the parser is within a chunk, or before the first one."""
@@ -194,19 +204,13 @@ class ResponseReader:
         self._parsed_head_bytes = 0
         self.framed = False
         """Whether the head says where the body ends: of another one, the end of the connection is the end, cut or not."""
-        self._reading = True
         self._paused = False
         self._backlog = False
         self.queued = False
         """The upstream sent more than is passed on at once, and waits for its turn. Nothing is read meanwhile."""
-        self._relay: ChunkTaker | None = None
-        self._on_data: OnData | None = None
-        self._on_end: Callable[[bool], None] | None = None
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.failure: InvalidResponse | ConnectionError | None = None
-        self.on_head: Callable[[UpstreamConnection], None] | None = None
-        take(transport, self)  # type: ignore[arg-type]
 
     @property
     def answered(self) -> bool:
@@ -258,9 +262,9 @@ class ResponseReader:
             self._discard_rest()
             return
         self._on_data = self._on_end = self.on_head = self._relay = None
-        self._parser = None  # breaks a reference cycle
         if self._reusable:
             if not self._reading:
+                self._reading = True
                 self._transport.resume_reading()
             (self._keep or ResponseReader.give_back)(self)  # type: ignore[arg-type]
         else:
@@ -276,15 +280,14 @@ class ResponseReader:
         self._connection.release()
         self._forget()
 
-    def again(self) -> UpstreamConnection | None:
-        """Return a connection whose answer has ended for another request; None where it must not carry one, and is closed."""
-        connection, again = self._connection, None
-        if self._reusable:
-            again = UpstreamConnection(connection, self._turns, self._keep)
-        else:
-            connection.close()
+    def again(self) -> bool:
+        """Expect the answer to another request. Return false where the connection must not carry one, and is closed."""
+        if self._reusable and not self.queued:
+            self._expect_answer()
+            return True
+        self._connection.close()
         self._forget()
-        return again
+        return False
 
     @property
     def _reusable(self) -> bool:
@@ -294,6 +297,7 @@ class ResponseReader:
         # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
         # collector would free both, and 256 KiB of the transport.
         self._transport = self._connection = self._keep = None
+        self._parser = None  # breaks a reference cycle
 
     def _discard_rest(self) -> None:
         surplus = 0
