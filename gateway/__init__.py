@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gateway.store.limits import Limited, Taken, TokenLimits
     from gateway.store.money.scripts import Hold, HoldReply, Settled
     from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
-    from gateway.usage.record import AttemptRecord, Record, hashed_reference, reference_in, shown_name
+    from gateway.usage.record import AttemptRecord, Record, hashed_reference, reference_in, shown_message, shown_name
 
 compiled.use()  # before any module is imported that is compiled
 
@@ -115,6 +115,7 @@ __all__ = [
     "model_not_found",
     "network_of",
     "reference_in",
+    "shown_message",
     "shown_name",
     "utc",
 ]
@@ -146,7 +147,7 @@ _PLACES = {
     "gateway.store.limits": "Limited Taken TokenLimits",
     "gateway.store.money.scripts": "Hold HoldReply Settled",
     "gateway.store.tokens": "Authenticated TokenRefused invalid_token",
-    "gateway.usage.record": "AttemptRecord Record hashed_reference reference_in shown_name",
+    "gateway.usage.record": "AttemptRecord Record hashed_reference reference_in shown_message shown_name",
 }
 """The modules of the public names."""
 

@@ -28,6 +28,7 @@ from gateway import (
     StoreAway,
     hashed_reference,
     reference_in,
+    shown_message,
     shown_name,
 )
 from plugins.pacing import CountedRefusals
@@ -125,7 +126,7 @@ class UsageLogger(Plugin):
             return None
 
     def _explained(self, record: Record, exchange: Exchange) -> Record:
-        """Add a model that does not exist as the caller named it, and why channels could not be called."""
+        """Add a model that does not exist as the caller named it, what an error said, and why channels could not be called."""
         requested = "" if record.model else shown_name(exchange.model)
         reasons = {} if exchange.error is None else dict(exchange.error.unavailable)
         route = exchange.get(Route)
@@ -133,6 +134,9 @@ class UsageLogger(Plugin):
             open_to_group = {candidate.name for candidate in route.candidates}
             closed = {serving.use for serving in self.models[record.model].servings} - open_to_group
             reasons |= dict.fromkeys(sorted(closed), "not open to the group")
+        if exchange.error is not None:
+            param, message = shown_name(exchange.error.param or ""), shown_message(exchange.error.message)
+            record = msgspec.structs.replace(record, error_param=param, error_message=message)
         return msgspec.structs.replace(record, requested_model=requested, unavailable=reasons)
 
     def _by_plugins(self, record: Record, exchange: Exchange) -> Record:
@@ -183,7 +187,8 @@ class Deferred:
 
     def __await__(self) -> Generator[object, None, object]:
         exchange = self._exchange
-        if not exchange.refused_by and exchange.request.operation is not Operation.MISDIRECTED:
+        refused = exchange.refused_by or exchange.body_refusal is not None
+        if not refused and exchange.request.operation is not Operation.MISDIRECTED:
             arrival = exchange[Arrival]
             arrival.written = self._logger.usage.submit_arrival(arrival.record)
             yield from arrival.written

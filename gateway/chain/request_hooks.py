@@ -201,7 +201,8 @@ class RequestHooks:
             where = origin_of(error, entry.name, hook)
             log.error("plugin_failed", **where, request_id=self._exchange.id, exc_info=error)
             return True
-        self._exchange.refused_by = entry.name
+        if error is not self._exchange.body_refusal:  # of which the plugin that reads the body first decides nothing
+            self._exchange.refused_by = entry.name
         if not isinstance(error, Exception):
             raise RuntimeError(f"'{entry.name}' raised {type(error).__name__}") from error
         return False

@@ -123,6 +123,8 @@ class Exchange:
     )
     id: str = read_only("_id")
     """UUIDv7. The store, the log and the caller know the request by it, so it never changes."""
+    body_refusal: Refused | None = read_only("_body_refusal")
+    """Why the body is not valid, once a plugin has asked for it."""
     attempts: list[Attempt] = read_only("_attempts")
     """The calls of upstreams, in their order. The gateway adds to them."""
 

@@ -40,7 +40,17 @@ from gateway.usage.record import ACCEPTED, Record, hashed_reference, is_referenc
 
 OWN_FIELDS: Final = (
     *("id", "arrived_at", "operation", "account", "token_id", "group", "model", "requested_model"),
-    *("status", "outcome", "error_code", "refused_by", "prompt_tokens", "completion_tokens", "usage_source"),
+    *(
+        "status",
+        "outcome",
+        "error_code",
+        "error_param",
+        "error_message",
+        "refused_by",
+        "prompt_tokens",
+        "completion_tokens",
+        "usage_source",
+    ),
     *("charge_micros", "price", "first_byte_ms", "duration_ms", "longest_gap_ms", "events", "bytes", "config"),
     *("cached_tokens", "cache_write_tokens"),
 )

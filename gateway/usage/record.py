@@ -1,9 +1,10 @@
 """The usage record: what is stored of every request that sent a complete head.
 
 A record is written twice, at arrival (`outcome` is None) and at the end; the two are merged by their id. It has no text that the
-caller chose, no path and no header, since any could be a token that was pasted in the wrong place. There are two exceptions: the
-user agent, and a model that is not in the catalogue, of which nothing is kept where it may be a secret (`shown_name`). The
-upstream's usage object is kept as it came, without the channel's credentials and up to a few kilobytes.
+caller chose, no path and no header, since any could be a token that was pasted in the wrong place. There are three exceptions:
+the user agent, a model that is not in the catalogue or a field at fault, of which nothing is kept where it may be a secret
+(`shown_name`), and the message of an error, which may name one of these. The upstream's usage object is kept as it came, without
+the channel's credentials and up to a few kilobytes.
 
 **References** are names that a caller gives its requests, so that it finds them also where it never got the answer with their id.
 
@@ -53,6 +54,7 @@ ACCEPTED: Final = f"1 to {MAX_LENGTH} printable ASCII characters"
 
 MOST: Final = 128
 """Characters that are kept."""
+MOST_OF_MESSAGE: Final = 300
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
@@ -93,7 +95,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     else empty. `unavailable`: where no channel could be called, why not, in words by the channel's name. `changed_by`: the plugins
     that changed the request or its answer. `answered_by`: the plugin that answered in place of an upstream. `completion_id`: the id
     that the answer itself has, which callers log. `address` and `user_agent`: from where and with what it was sent, as far as
-    `usage.callers` says. `tags`: what plugins have noted, by names of their own.
+    `usage.callers` says. `tags`: what plugins have noted, by names of their own. `error_param` and `error_message`: the
+    field that was at fault, and what the caller was told, as `shown_message` keeps it.
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
@@ -143,6 +146,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     address: str = ""
     user_agent: str = ""
     tags: dict[str, str] = {}
+    error_param: str = ""
+    error_message: str = ""
 
 
 class WrittenRecord(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -233,3 +238,8 @@ def shown_name(text: str) -> str:
     if may_be_secret(text[: 2 * MOST]):
         return f"(hidden: {len(text)} characters that may be a secret)"
     return "".join(map(visible, text[:MOST]))[:MOST]
+
+
+def shown_message(text: str) -> str:
+    """Return the message of an error as a record may have it: short, and without words that may be secrets."""
+    return without_secrets(text[: 2 * MOST_OF_MESSAGE])[:MOST_OF_MESSAGE]

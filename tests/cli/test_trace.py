@@ -68,6 +68,17 @@ STORIES: list[tuple[dict[str, Any], str]] = [
         {
             "outcome": Outcome.REFUSED,
             **NOTHING_SENT,
+            "error_code": "unpriced_option",
+            "status": 400,
+            "error_param": "tools",
+            "error_message": "Leave it out.",
+        },
+        'arrived and refused: unpriced option (400) of `tools`, told "Leave it out.", charged nothing',
+    ),
+    (
+        {
+            "outcome": Outcome.REFUSED,
+            **NOTHING_SENT,
             "refused_by": "auth",
             "error_code": "token_expired",
             "status": 401,

@@ -26,7 +26,7 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from gateway.usage import queries
-from gateway.usage.record import Record, decode
+from gateway.usage.record import Record, decode, shown_message, shown_name
 from tests.cli.processes import demo_in, kill, serving, worker_of
 from tests.patience import PATIENCE_S, wait_until
 from tests.records import close_open, usage_database
@@ -245,20 +245,15 @@ CASES: dict[str, Case] = {
         channel="",
         chain=CHAIN.replace("concurrent: 50", "concurrent: 1"),
     ),
-    "no JSON": Case(request=with_token(b"{"), code="invalid_json", by="rate-limit"),
-    "a bad field": Case(request=with_token({"n": 0}), code="invalid_request", by="rate-limit"),
-    "no stream": Case(request=with_token({"stream": False}), code="stream_required", by="rate-limit"),
-    "a dearer tier": Case(request=with_token({"service_tier": "priority"}), code="unpriced_option", by="rate-limit"),
-    "a large body": Case(
-        request=with_token(b" " * 101), code="body_too_large", by="rate-limit", more="port: {max_body: 100}"
-    ),
-    "a slow body": Case(
-        request=cut_short, code="body_timeout", by="rate-limit", more="port: {body_timeout: 0.2}", at_least_ms=190
-    ),
+    "no JSON": Case(request=with_token(b"{"), code="invalid_json"),
+    "a bad field": Case(request=with_token({"n": 0}), code="invalid_request"),
+    "no stream": Case(request=with_token({"stream": False}), code="stream_required"),
+    "a dearer tier": Case(request=with_token({"service_tier": "priority"}), code="unpriced_option"),
+    "a large body": Case(request=with_token(b" " * 101), code="body_too_large", more="port: {max_body: 100}"),
+    "a slow body": Case(request=cut_short, code="body_timeout", more="port: {body_timeout: 0.2}", at_least_ms=190),
     "another media type": Case(
         request=changed(lambda scenario: scenario.gateway.token(), headers={"Content-Type": "text/plain"}),
         code="unsupported_media_type",
-        by="rate-limit",
     ),
     "another path": Case(request=getting("/v1/v1/models"), code="unknown_path"),
     "a kept answer as a stream": Case(request=getting("/v1/responses/resp_1?stream=true"), code="not_served"),
@@ -380,6 +375,9 @@ async def test_one_arrival_and_one_end_match_what_the_caller_saw(case: Case, tmp
     assert (ended.error_code, ended.refused_by) == (case.code, case.by)
     if answer.status >= 400:
         assert answer.status in statuses()[case.code]
+        assert ended.error_param == shown_name(answer.error["param"] or "")
+        told = shown_message(answer.error["message"])
+        assert case.code == "internal_error" or (ended.error_message and told.startswith(ended.error_message))
         kind = KINDS.get(answer.status, "invalid_request_error")
         param = answer.error["param"]
         assert_error(

@@ -348,7 +348,9 @@ def _arrival(record: Record) -> str:
     others = record.events - 1
     counted = f", and {others} like it within {record.duration_ms} ms, which were only counted" if others > 0 else ""
     asked = f", asked for `{record.requested_model}`" if record.requested_model else ""
-    return f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){asked}{counted}"
+    param = f" of `{record.error_param}`" if record.error_param else ""
+    said = f', told "{record.error_message}"' if record.error_message else ""
+    return f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){param}{said}{asked}{counted}"
 
 
 def _changes(record: Record) -> Iterator[str]:

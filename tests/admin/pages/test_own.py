@@ -17,6 +17,7 @@ from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken, TokenList
 from gateway.admin.pages.callers import MOST_CHANGES
+from gateway.domain.exchange import Outcome
 from gateway.store.accounts import AccountStatus
 from gateway.usage.record import hashed_reference
 from tests.admin.pages.conftest import House, PlainBrowser
@@ -61,6 +62,11 @@ async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) ->
     assert re.search(r"Charge</dt>\s*<dd>[\d.]+ = [\d,]+ of input x [\d.]+", one)
     bob = await entered(own, "bob")
     assert (await bob.get(f"/my/requests/{request_id}"))[0] == 404
+    said = {"error_code": "unpriced_option", "error_param": "tools", "error_message": "Send none."}
+    refused = end(arrival(), account="bob", outcome=Outcome.REFUSED, status=400, attempts=[], **said)
+    usage_database(own.folder / "usage").write([refused])
+    status, one = await bob.get(f"/my/requests/{refused.id}")
+    assert (status, "Send none. (<code>param</code>: tools)" in one) == (200, True)
 
 
 async def test_a_caller_makes_replaces_and_deletes_its_tokens(own: House) -> None:
