@@ -1,10 +1,10 @@
-"""The usage log's database: SQLite files, one for each month, with a row for each request and sums by day.
+"""The usage log's database: SQLite files, one for each month, with a row for each request, sums by day, and roll-ups.
 
 1. **A row is one request, however often and in whatever order its arrival and its end are written.** An end closes a row
    once; only the presumed end (`gateway_crashed`) is replaced by an actual end that comes late.
-2. **The sums by day always equal the sum of the closed rows.** `write` changes both in one transaction, in which a batch is added
-   up and written once for each group: many requests share one. The rows of an account are written side by side, so that its index
-   changes few pages, and a list of its requests reads few.
+2. **The sums by day and the roll-ups always equal the sum of the closed rows.** `write` changes all in one transaction, in which a
+   batch is added up and written once for each group: many requests share one. The rows of an account are written side by side, so
+   that its index changes few pages, and a list of its requests reads few.
 3. **Each closing of a row has a place** in the table `ends`, in the order in which the ends became known, so that a reader
    can continue where it stopped.
 4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
@@ -41,6 +41,7 @@ from gateway.base.ids import month as month_of
 from gateway.base.log import log
 from gateway.domain.exchange import Outcome
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, OBJECTS, Record
+from gateway.usage.rollups import ROLLUP_GROUPS, ROLLUP_SUMS, rolled_up
 
 Result = TypeVar("Result")
 
@@ -65,6 +66,7 @@ class File(sqlite3.Connection):
     requests: Final = "requests"
     days: Final = "days"
     ends: Final = "ends"
+    rollups: Final = "rollups"
     key: Final = "number"
 
     def stream(self, text: str, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -92,7 +94,6 @@ SUMS: Final = ("requests", "completed", *SUM_COLUMNS, "unknown_costs")
 SELECT_KNOWN: Final = (
     "SELECT requests.id, number, outcome FROM json_each(?) AS wanted CROSS JOIN requests ON requests.id = wanted.value"
 )
-_ADDING: Final = f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
 
 _LAST: Final = "SELECT coalesce(max(number), 0) FROM requests"
 _SOME: Final = "SELECT * FROM requests WHERE number >= ? ORDER BY number LIMIT 1"
@@ -289,12 +290,13 @@ def write(file: sqlite3.Connection, arrivals: Iterable[Record], ends: Iterable[R
         closed = [record for record in ended.values() if record.id not in known or _may_end(known[record.id])]
         late = [record for record in closed if record.id in known]
         numbers |= {record.id: known[record.id][0] for record in late}
-        replaced = [(numbers[record.id],) for record in late if known[record.id][1] is not None]
-        file.executemany(SUBTRACT_FROM_DAY, replaced)
+        replaced = [numbers[record.id] for record in late if known[record.id][1] is not None]
+        presumed = [record_of(file.execute(SELECT_ONE, (number,)).fetchone()) for number in replaced]
         file.executemany(INSERT, ((numbers[record.id], *row_of(record)) for record in added))
         file.executemany(UPDATE, ((*row_of(record)[1:], numbers[record.id]) for record in late))
         file.executemany("INSERT INTO ends (number) VALUES (?)", ((numbers[record.id],) for record in closed))
-        file.executemany(ADD_TO_DAY, sums_of(closed))
+        file.executemany(ADD_TO_DAY, [*sums_of(closed), *map(taken_out, sums_of(presumed))])
+        file.executemany(ADD_TO_ROLLUP, [*rolled_up(closed), *rolled_up(presumed, -1)])
 
 
 def ends_that_count(ends: Iterable[Record]) -> dict[str, Record]:
@@ -331,6 +333,11 @@ def sums_of(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:
         completed = sum(record.outcome == Outcome.COMPLETED for record in records)
         sums = (_number(sum(filter(None, column))) for column in amounts)
         yield (*group, len(records), completed, *sums, amounts[_COST].count(None))
+
+
+def taken_out(row: Sequence[Any]) -> list[Any]:
+    """Return what takes the sums of requests out again."""
+    return [*row[: len(GROUPS)], *(-number for number in row[len(GROUPS) :])]
 
 
 def _number(total: int) -> int | float:
@@ -373,6 +380,19 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(_quoted(names))
 
 
+def _of_sums(table: str, groups: Sequence[str], sums: Sequence[str]) -> str:
+    columns = [*(f"{name} TEXT" for name in groups), *(f"{name} INTEGER" for name in sums)]
+    return (
+        f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)}, PRIMARY KEY ({', '.join(groups)})) WITHOUT ROWID;"
+    )
+
+
+def _adding(table: str, groups: Sequence[str], sums: Sequence[str]) -> str:
+    names = (*groups, *sums)
+    added = ", ".join(f"{name} = {name} + excluded.{name}" for name in sums)
+    return f"INSERT INTO {table} ({_names(names)}) VALUES ({', '.join('?' * len(names))}) ON CONFLICT DO UPDATE SET {added}"  # noqa: S608
+
+
 SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;
 BEGIN IMMEDIATE;
@@ -386,11 +406,8 @@ CREATE INDEX IF NOT EXISTS requests_open ON requests (id) WHERE outcome IS NULL;
 CREATE INDEX IF NOT EXISTS requests_of_reference ON requests (reference, id) WHERE reference != '';
 CREATE INDEX IF NOT EXISTS requests_of_completion ON requests (completion_id) WHERE completion_id != '';
 CREATE INDEX IF NOT EXISTS requests_of_upstream ON requests (upstream_request_id) WHERE upstream_request_id != '';
-CREATE TABLE IF NOT EXISTS days (
-    {", ".join(f"{name} TEXT" for name in GROUPS)},
-    {", ".join(f"{name} INTEGER" for name in SUMS)},
-    PRIMARY KEY ({", ".join(GROUPS)})
-) WITHOUT ROWID;
+{_of_sums("days", GROUPS, SUMS)}
+{_of_sums("rollups", ROLLUP_GROUPS, ROLLUP_SUMS)}
 CREATE TABLE IF NOT EXISTS ends (place INTEGER PRIMARY KEY, number INTEGER);
 COMMIT;
 """
@@ -400,15 +417,9 @@ UPDATE: Final = (
     f"UPDATE requests SET {', '.join(f'{name} = ?' for name in _quoted(_CHANGING_COLUMNS))} "  # noqa: S608
     "WHERE number = ?"
 )
-_INTO_DAYS: Final = f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)})"
-ADD_TO_DAY: Final = f"{_INTO_DAYS} VALUES ({', '.join('?' * len((*GROUPS, *SUMS)))}) {_ADDING}"
-"""Add to the sums of a day."""
-SUBTRACT_FROM_DAY: Final = (
-    f"{_INTO_DAYS} SELECT substr(arrived_at, 1, 10), {_names(GROUP_COLUMNS)}, "  # noqa: S608 - only constant names
-    f"-1, -(outcome = '{Outcome.COMPLETED}'), {', '.join(f'-coalesce({name}, 0)' for name in SUM_COLUMNS)}, "
-    f"-(cost_micros IS NULL) FROM requests WHERE number = ? {_ADDING}"
-)
-"""Take a closed row out of the sums of its day."""
+ADD_TO_DAY: Final = _adding("days", GROUPS, SUMS)
+ADD_TO_ROLLUP: Final = _adding("rollups", ROLLUP_GROUPS, ROLLUP_SUMS)
+SELECT_ONE: Final = f"SELECT {_names(COLUMNS)} FROM requests WHERE number = ?"  # noqa: S608 - only constant names
 SELECT_OPEN: Final = (
     f"SELECT {_names(COLUMNS)} FROM requests WHERE outcome IS NULL AND id < ? "  # noqa: S608
     "AND gateway NOT IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
@@ -417,7 +428,8 @@ SELECT_OPEN: Final = (
 
 def check_columns(file: sqlite3.Connection, path: Path) -> None:
     """Raise `UnusableFile` where the tables of a file have other columns than this version's."""
-    for table, names in (("requests", {"number", *COLUMNS}), ("days", {*GROUPS, *SUMS})):
+    tables = {"requests": {"number", *COLUMNS}, "days": {*GROUPS, *SUMS}, "rollups": {*ROLLUP_GROUPS, *ROLLUP_SUMS}}
+    for table, names in tables.items():
         if {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")} != names:
             raise UnusableFile(
                 f"{path} was written by another version of the gateway, and this one does not read it: start that version, or move "

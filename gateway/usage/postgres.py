@@ -1,8 +1,8 @@
-"""The usage log's database in PostgreSQL, which several gateways share: for each month tables of requests, sums by day and ends.
+"""The usage log in PostgreSQL, shared by several gateways: each month has tables of requests, sums by day, roll-ups and ends.
 
 1. **A row is one request, however often, in whatever order and by how many sinks its arrival and its end are written.** An end
    closes a row once; only the presumed end (`gateway_crashed`) is replaced by an actual end that comes late.
-2. **The sums by day always equal the sum of the closed rows.** `write` changes both in one transaction.
+2. **The sums by day and the roll-ups always equal the sum of the closed rows.** `write` changes all in one transaction.
 3. **Ends become visible in the order of their places**: a transaction takes its places from one row, which it locks until it has
    ended. It does so after its rows are merged, so that sinks wait for one another only while they add up sums.
 4. **No two transactions wait for one another**: rows are merged in the order of their ids, then the places are locked, then sums
@@ -38,8 +38,10 @@ from gateway.usage.database import (
     record_of,
     row_of,
     sums_of,
+    taken_out,
 )
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, Record
+from gateway.usage.rollups import ROLLUP_GROUPS, ROLLUP_SUMS, rolled_up
 
 SCHEMA: Final = "sluicegate"
 OPTIONS: Final[dict[str, Any]] = {
@@ -77,7 +79,9 @@ class Tables:
 
     def __init__(self, connection: Connection, month: str) -> None:
         self._connection = connection
-        self.requests, self.days, self.ends = (f"{SCHEMA}.{name}_{month.replace('-', '_')}" for name in _NAMES)
+        self.requests, self.days, self.ends, self.rollups = (
+            f"{SCHEMA}.{name}_{month.replace('-', '_')}" for name in _NAMES
+        )
 
     def execute(self, text: str, values: Sequence[Any] = ()) -> Any:
         """Run a query."""
@@ -125,7 +129,7 @@ class Postgres:
                 self.version()
                 self._make()
                 found = self._home()
-        if found[1] != ",".join(COLUMNS):
+        if found[1] != _ALL:
             raise Misconfigured(
                 "usage.database: its tables were written by another version of the gateway, and this one does not read them: start "
                 "that version, or name another database"
@@ -188,7 +192,7 @@ class Postgres:
             connection.execute(f"DELETE FROM {SCHEMA}.months WHERE month = %s", (month,))
             _make_view(connection)
             tables = Tables(connection, month)
-            for name in (tables.requests, tables.days, tables.ends):
+            for name in (tables.requests, tables.days, tables.ends, tables.rollups):
                 connection.execute(f"DROP TABLE IF EXISTS {name}")
         self._known.discard(month)
 
@@ -249,7 +253,7 @@ class Postgres:
         with self._transaction("BEGIN") as connection:
             _lock(connection)
             connection.execute(_HOME)
-            terms = (uuid4().hex, ",".join(COLUMNS))
+            terms = (uuid4().hex, _ALL)
             text = f"INSERT INTO {SCHEMA}.home (one, id, columns) VALUES (1, %s, %s) ON CONFLICT DO NOTHING"
             connection.execute(text, terms)
 
@@ -309,9 +313,8 @@ def _write(tables: Tables, connection: Connection, arrivals: Iterable[Record], e
     with connection.cursor().copy(f"COPY {tables.ends} (place, id) FROM STDIN") as copy:
         for number, record in enumerate(now, place - len(now) + 1):
             copy.write_row((number, record.id))
-    sums = [*sums_of(now), *(_taken_out(row) for row in sums_of(presumed))]
-    _copy(connection, "added", _ADDED, (*GROUPS, *SUMS), sums)
-    connection.execute(_ADD.format(days=tables.days))
+    _add(connection, tables.days, GROUPS, SUMS, [*sums_of(now), *map(taken_out, sums_of(presumed))])
+    _add(connection, tables.rollups, ROLLUP_GROUPS, ROLLUP_SUMS, [*rolled_up(now), *rolled_up(presumed, -1)])
 
 
 def _replace(tables: Tables, connection: Connection, late: list[str]) -> list[Record]:
@@ -335,15 +338,24 @@ def _copy(connection: Connection, name: str, columns: str, names: Sequence[str],
             copy.write_row(row)
 
 
+def _add(
+    connection: Connection, table: str, groups: Sequence[str], sums: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
+    """Add to sums, in the order of their groups."""
+    incoming = f"added_to_{table.partition('.')[2].partition('_')[0]}"
+    _copy(connection, incoming, _summed(groups, sums), (*groups, *sums), rows)
+    connection.execute(
+        f"INSERT INTO {table} AS kept ({_quoted((*groups, *sums))}) SELECT {_quoted(groups)}, "
+        f"{', '.join(f'sum({name})' for name in sums)} FROM {incoming} GROUP BY {_quoted(groups)} ORDER BY {_quoted(groups)} "
+        f"ON CONFLICT ({_quoted(groups)}) DO UPDATE SET {', '.join(f'{name} = kept.{name} + excluded.{name}' for name in sums)}"
+    )
+
+
 def _storable(record: Record) -> list[Any]:
     """Return the row of a record. PostgreSQL stores no zero characters."""
     return [
         value.replace("\0", "\ufffd") if isinstance(value, str) and "\0" in value else value for value in row_of(record)
     ]
-
-
-def _taken_out(row: Sequence[Any]) -> list[Any]:
-    return [*row[: len(GROUPS)], *(-number for number in row[len(GROUPS) :])]
 
 
 def _make_view(connection: Connection) -> None:
@@ -367,13 +379,17 @@ def _type(column: str) -> str:
     return "bigint" if column in (*NUMBERS, *NUMBERS_OR_NONE) else 'text COLLATE "C"'
 
 
-_NAMES: Final = ("requests", "days", "ends")
+def _summed(groups: Sequence[str], sums: Sequence[str]) -> str:
+    columns = [*(f'"{name}" text COLLATE "C"' for name in groups), *(f'"{name}" numeric NOT NULL' for name in sums)]
+    return ", ".join(columns)
+
+
+_NAMES: Final = ("requests", "days", "ends", "rollups")
+_ALL: Final = ",".join((*COLUMNS, *ROLLUP_SUMS))
+"""By which a home of another version is told."""
 _PRESUMED: Final = Outcome.GATEWAY_CRASHED.value
 _LIST: Final = _quoted(COLUMNS)
 _INCOMING: Final = ", ".join(f'"{name}" {_type(name)}' for name in COLUMNS)
-_ADDED: Final = ", ".join(
-    [*(f'{name} text COLLATE "C"' for name in GROUPS), *(f"{name} numeric NOT NULL" for name in SUMS)]
-)
 _HOME: Final = f"""
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 CREATE TABLE IF NOT EXISTS {SCHEMA}.home (
@@ -389,11 +405,6 @@ _MERGE: Final = (
     "SELECT id FROM merged WHERE outcome IS NOT NULL"
 )
 """Write rows; return the ids of those that it closed."""
-_ADD: Final = (
-    f"INSERT INTO {{days}} AS kept ({_quoted((*GROUPS, *SUMS))}) SELECT {_quoted(GROUPS)}, "
-    f"{', '.join(f'sum({name})' for name in SUMS)} FROM added GROUP BY {_quoted(GROUPS)} ORDER BY {_quoted(GROUPS)} "
-    f"ON CONFLICT ({_quoted(GROUPS)}) DO UPDATE SET {', '.join(f'{name} = kept.{name} + excluded.{name}' for name in SUMS)}"
-)
 
 
 def _of_month(tables: Tables) -> str:
@@ -406,6 +417,7 @@ CREATE INDEX IF NOT EXISTS {name}_open ON {tables.requests} (id) WHERE outcome I
 CREATE INDEX IF NOT EXISTS {name}_of_reference ON {tables.requests} (reference, id) WHERE reference != '';
 CREATE INDEX IF NOT EXISTS {name}_of_completion ON {tables.requests} (completion_id) WHERE completion_id != '';
 CREATE INDEX IF NOT EXISTS {name}_of_upstream ON {tables.requests} (upstream_request_id) WHERE upstream_request_id != '';
-CREATE TABLE IF NOT EXISTS {tables.days} ({_ADDED}, PRIMARY KEY ({_quoted(GROUPS)}));
+CREATE TABLE IF NOT EXISTS {tables.days} ({_summed(GROUPS, SUMS)}, PRIMARY KEY ({_quoted(GROUPS)}));
+CREATE TABLE IF NOT EXISTS {tables.rollups} ({_summed(ROLLUP_GROUPS, ROLLUP_SUMS)}, PRIMARY KEY ({_quoted(ROLLUP_GROUPS)}));
 CREATE TABLE IF NOT EXISTS {tables.ends} (place bigint PRIMARY KEY, id text COLLATE "C" NOT NULL);
 """

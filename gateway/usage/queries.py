@@ -25,6 +25,7 @@ from gateway.domain.exchange import Outcome
 from gateway.usage.database import COLUMNS, SUMS, UnusableFile, record_of
 from gateway.usage.home import Home, Part, missing, months, opened
 from gateway.usage.record import Record
+from gateway.usage.rollups import ROLLUP_SUMS, STEPS
 
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
@@ -455,3 +456,11 @@ def merged(rows: Iterable[Sequence[Any]], by: Sequence[str], names: Sequence[str
 def month_at(ms: int) -> str:
     """Return the month of a time in milliseconds since 1970."""
     return utc(ms)[:7]
+
+
+def rollups_of(part: Part, step: str, since: str, until: str, model: str) -> list[tuple[Any, ...]]:
+    """Return when each step of a time began, as in `2026-11-21T10:30`, with its sums; of one model, or of all."""
+    sums = ", ".join(f"sum({name})" for name in ROLLUP_SUMS)
+    terms, width = " AND model = ?" if model else "", STEPS[step]
+    text = f"SELECT at, {sums} FROM {part.rollups} WHERE step = ? AND at >= ? AND at < ?{terms} GROUP BY at"  # noqa: S608
+    return list(part.execute(text, (step, since[:width], until[:width], *([model] if model else []))).fetchall())

@@ -82,6 +82,7 @@ async def measure(folder: Path, url: str) -> None:
             *("/", "/requests", "/requests?account=account7", "/requests?model=none", f"/requests/{newest.id}"),
             *("/accounts", "/accounts?q=7", f"/accounts/{LARGE}", "/accounts/account7", "/channels", "/money"),
             *(f"/money?{groups}", "/money?by=account", f"/money?account={LARGE}&{groups}", "/configuration", "/audit"),
+            *("/charts", "/charts?since=24h", "/charts?since=7d"),
         ):
 
             async def ask(path: str = path) -> None:

@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +20,7 @@ from gateway.base.errors import GatewayError
 from gateway.base.ids import arrival_ms, month
 from gateway.domain.exchange import Outcome
 from gateway.usage import database as checks_database
-from gateway.usage import queries
+from gateway.usage import queries, rollups
 from gateway.usage.database import (
     GROUPS,
     SUM_COLUMNS,
@@ -34,7 +34,7 @@ from gateway.usage.database import (
     months,
     path_of,
 )
-from gateway.usage.home import Home, Writer
+from gateway.usage.home import Home, Writer, opened
 from gateway.usage.home import months as months_of
 from gateway.usage.postgres import Postgres
 from gateway.usage.record import MAX_NUMBER, Record
@@ -51,6 +51,17 @@ def database(home: Home) -> Writer:
 
 def rolled_up(home: Home) -> list[dict[str, object]]:
     return queries.summary(home, GROUPS)
+
+
+def check_sums(home: Home) -> None:
+    """Check that the sums by day and the roll-ups are those of the rows."""
+    assert rolled_up(home) == summed(home)
+    closed = [row for row in queries.select(home) if row.outcome is not None]
+    found: list[Sequence[object]] = []
+    for each in months_of(home):
+        with opened(home, each) as part:
+            found += part.execute(f"SELECT * FROM {part.rollups} WHERE requests != 0").fetchall() if part else []
+    assert sorted(map(tuple, found)) == sorted(rollups.rolled_up(closed))
 
 
 def summed(home: Home) -> list[dict[str, object]]:
@@ -117,7 +128,7 @@ def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: Writer)
     close_open(database, arrival_ms(opened.id) + 1)
     database.write([end(opened)])
     assert queries.find(database.home, opened.id) == end(opened)
-    assert rolled_up(database.home) == summed(database.home)
+    check_sums(database.home)
 
 
 def test_close_crashed_never_replaces_an_actual_end(database: Writer) -> None:
@@ -168,7 +179,9 @@ def test_an_id_with_a_quote_in_it_is_only_data(database: Writer) -> None:
 def emptied(home: Postgres) -> Postgres:
     with home._transaction("BEGIN") as connection:
         for name in (each.replace("-", "_") for each in home.months()):
-            connection.execute(f"DELETE FROM sluicegate.requests_{name}; DELETE FROM sluicegate.days_{name}")
+            connection.execute(
+                "; ".join(f"DELETE FROM sluicegate.{table}_{name}" for table in ("requests", "days", "rollups"))
+            )
     return home
 
 
@@ -201,7 +214,7 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
                 database.write(step)
                 written |= {record.id for record in step}
         database.close()
-        assert rolled_up(database.home) == summed(database.home)
+        check_sums(database.home)
         assert {row.id for row in queries.select(database.home)} == written
 
 
@@ -340,7 +353,7 @@ def test_the_size_of_the_batches_changes_nothing(database: Writer, records: list
         database.write(batch)
     expected = {record.id: record for record in ENDED if record in records}
     assert {record.id: record for record in queries.select(database.home)} == expected
-    assert rolled_up(database.home) == summed(database.home)
+    check_sums(database.home)
 
 
 def test_ends_have_their_places_in_the_order_in_which_they_came(database: Writer) -> None:

@@ -28,6 +28,7 @@ OPENED: Final = "() => document.querySelectorAll('details').forEach((each) => { 
 OPERATORS: Final = {
     "requests": "/requests",
     "errors": "/errors?since=24h",
+    "charts": "/charts?since=24h",
     "search": "/search?q=acme-",
     "documents": "/docs/deploy/operators.md",
     "documents-found": "/docs?q=token",

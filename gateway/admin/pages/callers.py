@@ -73,7 +73,7 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
         status,
         account=account,
         usage=used,
-        plot=plot_of([(day["day"], day["charge_micros"], 0) for day in used.days]),
+        plot=plot_of([(day["day"], day["charge_micros"]) for day in used.days], ("charge",)),
         days=DAYS,
         ledger=await money.ledger(view.client, name, query=body(LedgerLines, limit=LINES, **lines)),
         older=bool(lines),

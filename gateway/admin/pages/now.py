@@ -35,6 +35,7 @@ from gateway.store.channels import Condition
 from gateway.usage import queries
 from gateway.usage.home import Home
 from gateway.usage.record import Record
+from gateway.usage.rollups import WELL
 
 PING_S: Final = 15.0
 CHECK_S: Final = 15.0
@@ -65,8 +66,6 @@ TONES: Final = {
     Condition.NO_CREDENTIAL: "bad",
 }
 """How the pages colour the condition of a channel."""
-WELL: Final = (Outcome.COMPLETED, Outcome.REFUSED, Outcome.CALLER_GONE)
-"""Outcomes that are no fault of the gateway or of an upstream."""
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -18,7 +18,20 @@ from gateway.admin.actions.channels import ChannelNow
 from gateway.admin.actions.links import ENTER
 from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
-from gateway.admin.pages import accounts, alerts, audit, callers, channels, docs, now, requests, revenue, tokens, view
+from gateway.admin.pages import (
+    accounts,
+    alerts,
+    audit,
+    callers,
+    channels,
+    charts,
+    docs,
+    now,
+    requests,
+    revenue,
+    tokens,
+    view,
+)
 from gateway.admin.pages.callers import OwnBounds
 from gateway.admin.pages.login import OWN, Login, StoreStorage, User
 from gateway.admin.pages.now import LiveStats
@@ -31,6 +44,7 @@ COOKIE: Final = "sluicegate"
 """Of the operator's port. That of a port for callers alone has another name: browsers send a host's cookies to all its ports."""
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *now.PAGES,
+    *charts.PAGES,
     *requests.PAGES,
     *accounts.PAGES,
     *tokens.PAGES,

@@ -420,49 +420,61 @@ class Bar(msgspec.Struct, frozen=True):
     height: float
 
 
-class Day(msgspec.Struct, frozen=True):
-    """What a plot has of one day: its charge and its cost in micros. `bars` are those of the charge and of the cost."""
+class Column(msgspec.Struct, frozen=True):
+    """What a plot has of one day, or of a shorter time: its values in words, a bar for each, and an address, or nothing."""
 
-    name: str
-    charge_micros: int
-    cost_micros: int
-    bars: tuple[Bar, Bar]
+    title: str
+    bars: list[Bar]
+    link: str
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """A plot of days. `scale`: the labels of the lines of the grid, the highest first. `marks`: days that are named below."""
+    """A plot of columns with one or two values, which are called `labels`.
 
+    `scale`: the labels of the lines of the grid, the highest first. `marks`: columns that are named below.
+    """
+
+    labels: Sequence[str]
     height: int
-    days: list[Day]
+    columns: list[Column]
     scale: list[str]
     lines: list[float]
     marks: list[str]
 
 
-def plot_of(days: Sequence[tuple[str, int, int]]) -> Plot | None:
-    """Return the plot of days, each with its charge and its cost in micros; None where there is nothing to see."""
-    top = max((max(charge, cost) for _, charge, cost in days), default=0)
+def plot_of(
+    days: Sequence[tuple[str, *tuple[int, ...]]],
+    labels: Sequence[str] = ("charge", "cost"),
+    shown: Callable[[int], str] | None = None,
+    links: Sequence[str] = (),
+) -> Plot | None:
+    """Return the plot of values with a name each, or None where there is nothing to see. By default, the values are micros."""
+    top = max((max(values) for _, *values in days), default=0)
     if top <= 0:
         return None
     step = _step(top)
     lines = ceil(top / step)
     whole = step * lines
 
-    def bar(index: int, part: int, micros: int) -> Bar:
+    def bar(index: int, part: int, value: int) -> Bar:
         room = 100 / len(days)
-        height = max(0.0, HEIGHT * micros / whole)
-        return Bar(round(room * (index + 0.15 + 0.36 * part), 3), round(room * 0.34, 3), HEIGHT - height, height)
+        height = round(max(0.0, HEIGHT * value / whole), 2)
+        return Bar(
+            round(room * (index + 0.15 + 0.36 * part), 2), round(room * 0.34, 2), round(HEIGHT - height, 2), height
+        )
 
-    drawn = [
-        Day(name, charge, cost, (bar(index, 0, charge), bar(index, 1, cost)))
-        for index, (name, charge, cost) in enumerate(days)
-    ]
+    def column(index: int, name: str, *values: int) -> Column:
+        words = ", ".join(f"{label} {(shown or amount)(value)}" for label, value in zip(labels, values, strict=True))
+        bars = [bar(index, part, value) for part, value in enumerate(values)]
+        return Column(f"{name}: {words}", bars, links[index] if links else "")
+
     decimals = len(amount(step).partition(".")[2])
-    scale = [f"{step * line / MICROS:,.{decimals}f}" for line in range(lines, -1, -1)]
+    scale = [shown(step * line) if shown else f"{step * line / MICROS:,.{decimals}f}" for line in range(lines, -1, -1)]
     marks = sorted({round(index * (len(days) - 1) / (LABELS - 1)) for index in range(LABELS)}) if len(days) > 1 else [0]
     return Plot(
+        labels,
         HEIGHT,
-        drawn,
+        [column(index, *day) for index, day in enumerate(days)],
         scale,
         [round(HEIGHT * line / lines, 2) for line in range(lines + 1)],
         [days[index][0] for index in marks],
@@ -470,7 +482,7 @@ def plot_of(days: Sequence[tuple[str, int, int]]) -> Plot | None:
 
 
 def _step(top: int) -> int:
-    """Return a round distance in micros between lines of the grid."""
+    """Return a round distance between lines of the grid."""
     least = top / LINES
     power = 10 ** floor(log10(least))
     return max(1, int(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)))

@@ -18,8 +18,8 @@ def test_every_bar_is_in_the_plot_and_as_high_as_its_amount(amounts: list[tuple[
     whole = float(plot.scale[0].replace(",", "")) * 1_000_000
     assert top <= whole <= 2.5 * top + 4
     assert 2 <= len(plot.scale) == len(plot.lines) <= 6
-    for day in plot.days:
-        for bar, micros in zip(day.bars, (day.charge_micros, day.cost_micros), strict=True):
+    for column, values in zip(plot.columns, amounts, strict=True):
+        for bar, micros in zip(column.bars, values, strict=True):
             assert 0 <= bar.x <= bar.x + bar.width <= 100.001
             assert -0.01 <= bar.y <= bar.y + bar.height <= HEIGHT + 0.01
             assert abs(bar.height - HEIGHT * max(0, micros) / whole) < 0.01

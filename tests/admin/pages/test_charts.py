@@ -1,0 +1,47 @@
+"""Charts show the roll-ups of an hour, a day or a week, and lead to the requests."""
+
+from __future__ import annotations
+
+import re
+import time
+from html import unescape
+
+import pytest
+
+from gateway.domain.exchange import Outcome
+from gateway.usage.rollups import WAITS_MS, quantile
+from tests.admin.pages.conftest import House
+from tests.records import COSTED, arrival, end, id_at, usage_database
+
+
+@pytest.mark.parametrize("since", ["1h", "24h", "7d"])
+async def test_a_point_has_its_sums_and_leads_to_its_requests(house: House, since: str) -> None:
+    now_ms = round(time.time() * 1000)
+    good = end(arrival(id_at(now_ms - 60_000)), model="m1", first_byte_ms=120, **COSTED)
+    bad = end(
+        arrival(id_at(now_ms - 60_000)), model="m2", outcome=Outcome.UPSTREAM_FAILED, error_code="upstream_timeout"
+    )
+    old = end(arrival(id_at(now_ms - 8 * 86_400_000)), model="m1")
+    usage_database(house.store.usage.folder).write([good, bad, old])
+    browser = await house.browser()
+    status, text = await browser.get(f"/charts?since={since}")
+    assert (status, "failed 1, refused 0" in text, len(text) < 100_000) == (200, True, True)
+    [link] = set(re.findall(r'href="(/requests\?since=[^"]*until=[^"]*)"', text))
+    listed = (await browser.get(unescape(link)))[1]
+    assert [f"/requests/{each.id}" in listed for each in (good, bad, old)] == [True, True, False]
+    status, text = await browser.get(f"/charts?since={since}&model=m1")
+    assert (status, "failed 1" in text, "half within 150 ms, 95 % within 195 ms" in text) == (200, False, True)
+
+
+async def test_without_requests_there_is_nothing_to_see(house: House) -> None:
+    status, text = await (await house.browser()).get("/charts?since=never&model=nobody")
+    assert (status, text.count("None in this time.")) == (200, 4)
+
+
+def test_a_quantile_is_within_its_column() -> None:
+    waits = [0] * (len(WAITS_MS) + 1)
+    assert quantile(waits, 0.5) == 0
+    waits[2] = 100
+    assert (quantile(waits, 0.5), quantile(waits, 0.95)) == (150, 195)
+    waits[-1] = 900
+    assert WAITS_MS[-1] < quantile(waits, 0.5) < 2 * WAITS_MS[-1]
