@@ -31,12 +31,14 @@ from gateway.proxy.kept_answers import ask
 from gateway.proxy.pool import UpstreamPool
 from gateway.server.own_records import Lookups, account_of, ledger_of, request_of, requests_of, usage_of
 from gateway.store.channels import Condition
+from gateway.usage.record import shown_name
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
 ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
 KNOWN_PATHS = (
-    f"Known here: {', '.join(f'POST /v1{wire.path}' for wire in SERVED.values())}, GET /v1/models, GET /v1/account, "
+    f"Known here: {', '.join(f'POST /v1{wire.path}' for wire in SERVED.values())}, GET /v1/models, "
+    "GET /v1/models/{id}, GET /v1/account, "
     "GET /v1/account/ledger, GET /v1/usage, GET /v1/requests, GET /v1/requests/{id}, GET and DELETE /v1/responses/{id}, "
     "GET /v1/responses/{id}/input_items, POST /v1/responses/{id}/cancel."
 )
@@ -146,7 +148,7 @@ def misdirected(method: str, path: str) -> Refused:
     if allowed and method != allowed:
         methods = {"Allow": "GET, HEAD" if allowed == "GET" else allowed}
         return Refused(405, "method_not_allowed", f"Use {allowed} here.", headers=methods)
-    return Refused(404, "unknown_path", KNOWN_PATHS)
+    return Refused(404, "unknown_path", f"There is no {shown_name(path)} here. {KNOWN_PATHS}")
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, str]:

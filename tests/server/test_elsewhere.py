@@ -30,7 +30,7 @@ def test_a_base_address_with_the_path_of_a_request_is_told_what_to_remove(path: 
     "path", ["/v1/chat/completions/chatcmpl-1", "/v1/chatter/completions", "/v1/chat/completions2"]
 )
 def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
-    assert misdirected("POST", path).message.startswith("Known here: ")
+    assert misdirected("POST", path).message.startswith(f"There is no {path} here. Known here: ")
 
 
 @pytest.mark.parametrize(
