@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -229,15 +230,22 @@ def _audit_cells(entry: AuditEntry, zone: tzinfo) -> tuple[str, ...]:
 
 def _changed(entry: AuditEntry) -> str:
     """Return the fields that differ, with their values before and after."""
-    before, after = entry.before, entry.after
-    if not isinstance(before, dict) or not isinstance(after, dict):
+    if not isinstance(entry.before, dict) or not isinstance(entry.after, dict):
         return "-"
-    names = [name for name in before if name in after and before[name] != after[name]]
-    return ", ".join(f"{name}: {_short(before[name])} -> {_short(after[name])}" for name in names) or "-"
+    return ", ".join(_differences("", entry.before, entry.after)) or "-"
+
+
+def _differences(prefix: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    for name, was in before.items():
+        becomes = after.get(name, was)
+        if isinstance(was, dict) and isinstance(becomes, dict):
+            yield from _differences(f"{prefix}{name}.", was, becomes)
+        elif was != becomes:
+            yield f"{prefix}{name}: {_short(was)} -> {_short(becomes)}"
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = "none" if value in (None, "", [], {}) else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

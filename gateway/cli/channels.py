@@ -169,7 +169,8 @@ def _row(shown: ChannelNow) -> tuple[object, ...]:
     error = shown.last_error
     if shown.last_error_at_ms is not None:
         minutes, seconds = divmod(max(0, round(time.time() - shown.last_error_at_ms / 1000)), 60)
-        error += f", {minutes // 60} h {minutes % 60} min ago" if minutes else f", {seconds} s ago"
+        ago = f"{minutes} min" if minutes else f"{seconds} s"
+        error += f", {minutes // 60} h {minutes % 60} min ago" if minutes >= 60 else f", {ago} ago"
     return (
         shown.channel,
         shown.in_words,

@@ -133,6 +133,12 @@ def _with_folder(config: Config) -> Iterator[Config]:
         yield msgspec.structs.replace(config, data=folder)
 
 
+def note_api() -> None:
+    """Say that a command does not ask the gateway that the environment names."""
+    if os.environ.get("GATEWAY_API"):
+        typer.echo("note: this command does not ask $GATEWAY_API; it uses the store of the configuration", err=True)
+
+
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
     """Open the configuration's store, see `store_url`. Raises `Misconfigured` where its data is in another layout."""
@@ -142,8 +148,7 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
     from gateway.store.pepper import PepperSource
     from gateway.store.tokens import Tokens
 
-    if os.environ.get("GATEWAY_API"):
-        typer.echo("note: this command does not ask $GATEWAY_API; it uses the store of the configuration", err=True)
+    note_api()
     with store_url(config) as url, _with_folder(config) as local, naming_the_store(url):
         async with Store.open(local, url) as store:
             store.tokens = Tokens(store.client, PepperSource.of(config.data_path))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.base.ids import LAST_MS
-from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
+from gateway.cli.common import ConfigOption, JsonOption, configuration, day, note_api, print_json, print_table, refuse
 from gateway.runtime.data_folder import usage_home
 from gateway.tools.reconcile.bill import NANOS, Columns, read
 from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, logged
@@ -102,6 +102,7 @@ def reconcile(
     `gateway reconcile bill.csv --channel openai --from 2026-11-01 --to 2026-11-30 --json`
     """
     beyond = _tolerance(tolerance)
+    note_api()
     settings = configuration(config)
     for name in channel or ():
         if name not in settings.channels:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
@@ -62,8 +63,10 @@ def convert(document: Document, key_path: KeyPath, value: object, kind: type[Wan
         if isinstance(error.__cause__, WrongSetting):
             inner_path += error.__cause__.key_path
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
-        known = ", ".join(sorted(_fields(_type_at(kind, inner_path)))) or "nothing"
-        raise document.wrong((*key_path, *inner_path, unknown[1]), f"unknown setting; known here: {known}")
+        names = sorted(_fields(_type_at(kind, inner_path)))
+        meant = "".join(f"; perhaps `{name}` is meant" for name in get_close_matches(unknown[1], names, 1))
+        text = f"unknown setting; known here: {', '.join(names) or 'nothing'}{meant}"
+        raise document.wrong((*key_path, *inner_path, unknown[1]), text)
     raise document.wrong((*key_path, *inner_path), _explain(text, _type_at(kind, inner_path)))
 
 

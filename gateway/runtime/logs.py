@@ -32,7 +32,7 @@ ALL_WRITTEN: Final = frozenset({"journal_not_written", "request_ended"})
 """Events of which each line is needed: it names a charge that is nowhere else, or was asked for."""
 CLOCK: Final = "%H:%M:%S"
 """The format of times on a terminal."""
-SAID_IN_WORDS: Final = frozenset({"admin_port_served", "portal_port_served", "event_path"})
+SAID_IN_WORDS: Final = frozenset({"admin_port_served", "portal_port_served", "event_path", "stopping", "stopped"})
 """Events that have no line on a terminal: `gateway serve` prints its own sentences about them there."""
 
 

@@ -127,12 +127,14 @@ class ParentProcess:
             self._welcome(plugins, time.monotonic() - began, opened)
             self._service_manager.ready()
             self._supervisor.watch(self._tick)
+            log.info("stopping", drain_s=self._config.port.drain)
         finally:
             self._service_manager.stopping()
             self._supervisor.stop(timeout_s=self._config.port.drain + SINK_STOP_S, on_wait=self._on_wait)
             if self._embedded is not None:
                 self._embedded.stop()
             self._supervisor.ignore_signals()
+        log.info("stopped")
         if self._farewell is not None:
             self._farewell.end(self._config.data_path)
 

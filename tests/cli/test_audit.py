@@ -10,7 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.admin.actions.audit import AuditEntry
 from gateway.cli import access, account, maintenance
+from gateway.cli.access import _changed
 from gateway.cli.client import who
 from gateway.store.pepper import make_pepper
 from tests.patience import PATIENCE_S
@@ -67,3 +69,10 @@ def test_also_what_is_no_operation_of_the_api_leaves_an_entry(tmp_path: Path) ->
         ("accounts.create", "alice", "done"),
     ]
     assert {entry["actor"] for entry in entries} == {who()}
+
+
+def test_fields_within_fields_are_shown_where_they_differ() -> None:
+    before = {"budgets": {"day_micros": None, "month_micros": None}, "name": "x", "models": ["a"]}
+    after = {"budgets": {"day_micros": None, "month_micros": 50_000}, "name": "x", "models": []}
+    entry = AuditEntry("1-0", "", "", "", "", "done", before=before, after=after)
+    assert _changed(entry) == "budgets.month_micros: none -> 50000, models: ['a'] -> none"

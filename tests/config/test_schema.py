@@ -288,7 +288,12 @@ def refusal(tmp_path: Path, text: str, **environment: str) -> str:
 
 @pytest.mark.parametrize(("text", "error"), WRONG.items(), ids=[repr(text[-40:]) for text in WRONG])
 def test_a_wrong_setting_is_one_line_with_a_remedy(tmp_path: Path, text: str, error: str) -> None:
-    assert refusal(tmp_path, text) == error
+    assert refusal(tmp_path, text).partition("; perhaps `")[0] == error
+
+
+def test_the_setting_that_is_most_like_an_unknown_one_is_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "lissten: 127.0.0.1:1").endswith("; perhaps `listen` is meant")
+    assert "perhaps" not in refusal(tmp_path, "zzz: 1")
 
 
 SECRET = "sk-canary-0123456789"

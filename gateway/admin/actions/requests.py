@@ -205,13 +205,13 @@ async def search(client: LocalClient, query: SearchQuery) -> Found:
 
 
 def _named(home: Home, text: str, accounts: list[str]) -> list[Record]:
-    """Return the requests of an id or a reference. Only a hash of a reference is known, another one for each account."""
+    """Return the requests of an id, a reference, or the hash of one in a record. Of a reference each account has another hash."""
     if _is_id(text):
         return [record] if (record := queries.find(home, text)) else []
     for name in ("completion_id", "upstream_request_id"):
         if found := queries.named(home, name, [text], MOST):
             return found
-    return queries.named(home, "reference", [hashed_reference(account, text) for account in accounts], MOST)
+    return queries.named(home, "reference", [text, *(hashed_reference(account, text) for account in accounts)], MOST)
 
 
 def _is_id(text: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -99,7 +100,10 @@ class ServedBy(msgspec.Struct, frozen=True):
 
 
 class ModelServed(msgspec.Struct, frozen=True):
-    """A model that callers may request. `price`: null for a free one. `groups`: those that may use it, with the ratio they pay."""
+    """A model that callers may request. `price`: null for a free one. `groups`: those that may use it, with the ratio they pay.
+
+    `aliases`: its other names. `fallback`: the models that serve where none of its channels is left.
+    """
 
     name: str
     price: Prices | None
@@ -107,16 +111,20 @@ class ModelServed(msgspec.Struct, frozen=True):
     context_length: int | None
     channels: list[ServedBy]
     groups: dict[str, str]
+    aliases: list[str]
+    fallback: list[str]
 
 
 @action("GET", "/models", Scope.READ, name="models.list")
 async def list_models(client: LocalClient) -> Page[ModelServed]:
     """List the models with their prices, costs and channels, in the order of the file."""
     catalogue = Catalogue(client.config)
-    return Page([_described_model(catalogue, name, model) for name, model in catalogue.models.items()])
+    return Page(
+        [_described_model(catalogue, name, model, client.config.aliases) for name, model in catalogue.models.items()]
+    )
 
 
-def _described_model(catalogue: Catalogue, name: str, model: Model) -> ModelServed:
+def _described_model(catalogue: Catalogue, name: str, model: Model, aliases: Mapping[str, str]) -> ModelServed:
     return ModelServed(
         name,
         None if model.free else _prices(model),
@@ -133,6 +141,8 @@ def _described_model(catalogue: Catalogue, name: str, model: Model) -> ModelServ
             for each in model.servings
         ],
         {group: f"{each.ratio}" for group, each in catalogue.groups.items() if catalogue.serves(group, name)},
+        [alias for alias, model_name in aliases.items() if model_name == name],
+        list(model.fallback),
     )
 
 

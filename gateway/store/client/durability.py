@@ -17,6 +17,7 @@ from typing import Any, Final
 from gateway.base.errors import Misconfigured, StoreAway
 from gateway.config.document import Document
 from gateway.store.client.client import Client
+from gateway.store.client.protocol import REFUSED
 
 MIN_MAJOR_VERSION = 7
 NO_DATABASE: Final = "DB index is out of range"
@@ -143,7 +144,9 @@ class ReplayBuffer:
 
 
 def refuse_database(document: Document, error: StoreAway) -> None:
-    """Raise `Misconfigured` where the store has no database of the number in `redis:`."""
+    """Raise `Misconfigured` where the store has no database of the number in `redis:`, or refuses its password."""
+    if text := next((each for each in REFUSED.values() if each in str(error)), ""):
+        raise document.wrong(("redis",), text) from None
     if NO_DATABASE in str(error):
         text = (
             "the store has no database of this number; use a smaller one, or raise `databases` in the store's settings"

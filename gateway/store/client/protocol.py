@@ -29,6 +29,10 @@ MOMENTARY: Final = (
     *("NOAUTH", "WRONGPASS"),
 )
 """Error codes of a server that cannot serve at the moment, or does not accept our credentials."""
+REFUSED: Final = {
+    "NOAUTH": "the store wants a password (NOAUTH): write it into `redis:`, as in redis://:PASSWORD@host",
+    "WRONGPASS": "the store refuses the name or the password in `redis:` (WRONGPASS): correct it",
+}
 
 
 class UnknownScript(StoreError):
@@ -45,5 +49,5 @@ def error_of(text: str) -> Exception:
     if word == "NOSCRIPT":
         return UnknownScript(word)
     if word in MOMENTARY:
-        return (Demoted if word == "READONLY" else StoreAway)(f"the store cannot serve: {word}")
+        return (Demoted if word == "READONLY" else StoreAway)(REFUSED.get(word, f"the store cannot serve: {word}"))
     return StoreError(text[:200])
