@@ -5,12 +5,9 @@ BIN := $(VENV)/bin
 LOCK := deploy/requirements.lock
 COMPILED := $(wildcard gateway/*/*.pxd)
 
-# Tests of streams, which run a second time without the compiled path of events. Left out are those whose imports, and those of
-# what they test, have no compiled module: a test holds that.
-NO_EVENTS := $(patsubst %,tests/chat/test_%.py,counts prompt request) \
-  $(patsubst %,tests/proxy/test_%.py,fair_queue turns)
-STREAMS := $(filter-out $(NO_EVENTS),$(wildcard tests/chat/test_*.py tests/proxy/test_*.py)) \
-  $(addprefix tests/whole/test_,stream.py tiny_pieces.py upstream_tls.py)
+# Tests of what is compiled, which run a second time as Python. The source is one: what may differ is how C reads it.
+PURE := $(patsubst %,tests/chat/test_%.py,chunks events plain_events reply_events sse template) \
+  $(patsubst %,tests/proxy/test_%.py,chunk_hooks chunks relay upstream) $(patsubst %,tests/whole/test_%.py,stream tiny_pieces)
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.
 BESIDE := $(MAKE) --no-print-directory beside
@@ -48,7 +45,7 @@ endif
 
 beside:
 	nice $(BIN)/mypy
-	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 nice $(BIN)/python -m pytest -q $(STREAMS); fi
+	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 nice $(BIN)/python -m pytest -q $(PURE); fi
 
 # All tests, and nothing beside them: with another Python, `make suite PYTHON=python3.13 VENV=.venv-3.13`.
 suite: $(VENV)/.dev
