@@ -1,16 +1,18 @@
 cimport cython
 
 from gateway.chat.events cimport EventStream
+from gateway.proxy.caller cimport CallerConnection
 
 cdef class Relay:
     cdef public object channel, ended, failure, hooks, state, translation
     cdef public object _begin, _caller, _deadline_timer, _drain_timer, _exchange, _loop, _secrets, _source, _stall_timer
     cdef public bint slowed, streamed, _left
+    cdef public CallerConnection _chunked
     cdef public EventStream events
     cdef public list _collected
     cdef public Py_ssize_t max_prelude, _max_received, _passed_bytes, _received, _shortest_secret
     cdef public double _deadline, _last_read_at, _longest_gap
-    @cython.locals(events=EventStream, size=Py_ssize_t, now=double, gap=double)
+    @cython.locals(caller=CallerConnection, events=EventStream, size=Py_ssize_t, now=double, gap=double)
     cpdef bint passes(self, bytes chunk, Py_ssize_t begin)
     cpdef _note_passed(self)
     @cython.locals(events=EventStream, now=double, gap=double, whole=bytes)

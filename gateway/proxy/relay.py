@@ -103,6 +103,7 @@ class Relay:
         self._exchange = exchange
         self.channel = channel
         self._caller = caller
+        self._chunked = caller if isinstance(caller, CallerConnection) and caller.chunked else None
         self._source = source
         self._begin = begin
         self.hooks = hooks
@@ -191,10 +192,10 @@ class Relay:
 
     def passes(self, chunk: bytes, begin: int) -> bool:
         """Pass on a chunk whose data, from `begin` on, is an event that differs in its text alone. Return whether that is so."""
-        events, caller = self.events, self._caller
+        events, caller = self.events, self._chunked
         size = len(chunk) - 2 - begin
         if (
-            not caller.chunked
+            caller is None
             or self._received + size > self._max_received
             or self.state is not _RELAYING
             or events.concluded
@@ -443,9 +444,6 @@ class Gathering:
     def begin(self, head: bytes, first: bytes) -> None:
         """Take the first events."""
         self.write(first)
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """Take nothing: no chunk is given."""
 
     def write(self, data: bytes) -> None:
         """Take whole events."""

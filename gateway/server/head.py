@@ -38,10 +38,10 @@ _NAME: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl
 _IN_NAME: Final = bytes(map(_NAME.__contains__, range(256)))
 _IN_PATH: Final = bytes(map(_PRINTABLE.translate(None, b" #").__contains__, range(256)))
 _IN_VALUE: Final = bytes(map(_PRINTABLE.__contains__, range(256)))
-_ELSEWHERE: Final = re.compile(rb"transfer-encoding|upgrade|expect|content-encoding|proxy-connection|sec-websocket.+")
+_ELSEWHERE: Final = re.compile(r"transfer-encoding|upgrade|expect|content-encoding|proxy-connection|sec-websocket.+")
 """Headers of requests that are left to aiohttp's parser."""
 _KNOWN: Final = {name.lower(): name for name in vars(hdrs).values() if isinstance(name, istr)}
-_NAMES: Final[dict[bytes, tuple[str, str] | None]] = {}
+_NAMES: Final[dict[str, tuple[str, str]]] = {}
 
 Whole = tuple[str, list[tuple[str, str]], int, bytes]
 """Path, headers, the bytes of their names and values, and the body."""
@@ -51,17 +51,16 @@ BROKEN: Final = (ClientPayloadError, web.RequestPayloadError, HttpProcessingErro
 UNREAD: Final = (TimeoutError, ConnectionError, *BROKEN)
 
 
-def _name_of(name: bytes) -> tuple[str, str] | None:
+def _name_of(name: str) -> tuple[str, str] | None:
     """Return a header's name in small letters, and in the type that a dictionary of headers compares fastest. Names recur."""
-    if name in _NAMES:
-        return _NAMES[name]
-    lower = name.lower()
-    found = None
-    if _ELSEWHERE.fullmatch(lower) is None:
-        text = name.decode("latin-1")
-        found = text.lower(), _KNOWN.get(text.lower()) or istr(text)
-    if len(_NAMES) < MOST_NAMES:
-        _NAMES[name] = found
+    found = _NAMES.get(name)
+    if found is None:
+        lower = name.lower()
+        if _ELSEWHERE.fullmatch(lower) is not None:
+            return None
+        found = lower, _KNOWN.get(lower) or istr(name)
+        if len(_NAMES) < MOST_NAMES:
+            _NAMES[name] = found
     return found
 
 
@@ -84,7 +83,7 @@ def whole_request(data: bytes) -> Whole | None:
         begin = at
         while at < end and in_name[data[at]]:
             at += 1
-        known = _name_of(data[begin:at])
+        known = _name_of(data[begin:at].decode("latin-1"))
         if known is None or begin == at or not data.startswith(b":", at) or len(headers) == MAX_HEADERS:
             return None
         size += at - begin
