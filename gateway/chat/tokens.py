@@ -44,7 +44,8 @@ _NOT_TEXT: Final = frozenset({
 })  # fmt: skip
 """Fields of a delta that have other strings than generated text."""
 
-ALL: Final = sys.maxsize
+ALL: Final = sys.maxsize - 1
+"""More bytes than any event has, and one less than the most that a compiled comparison takes."""
 LEARN_AFTER: Final = 16
 """Events after which a template is replaced that fits no more: in the events of some upstreams, more than the text differs."""
 

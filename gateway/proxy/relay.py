@@ -26,7 +26,6 @@ from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
 from gateway.chat.sse import parse_event, whole_events
-from gateway.chat.tokens import ALL
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange
 from gateway.proxy.caller import CallerConnection
@@ -126,7 +125,7 @@ class Relay:
         self.events = events
         self.translation = translation
         self._secrets = Redaction(channel.scrubbed, events)
-        self._shortest_secret = min(self._secrets.shortest, ALL)
+        self._shortest_secret = self._secrets.shortest
         self._max_received = channel.max_response_bytes
         self._passed_bytes = 0
         """What `passes` has written, and the longest gap before it, until `_note_passed`."""
