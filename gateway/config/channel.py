@@ -119,6 +119,7 @@ ServedOperation = Literal[
     "moderations",
     "images",
     "images.edits",
+    "images.variations",
     "speech",
     "transcriptions",
     "translations",

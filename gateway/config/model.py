@@ -116,6 +116,10 @@ class Model(Section, frozen=True):
         if (given or self.tiers or self.service_tiers) if self.free else unpriced:
             text = "give `input` and `output` prices per million tokens, or `free: true` without them"
             raise ValueError(f"{text}; or `image`, `second` or `character`, for what is billed by these alone")
+        if self.fallback and units and self.input is None:
+            raise ValueError(
+                "fallback: no other model serves in place of one that is billed by units alone: leave it out"
+            )
         _check_tiers(self.tiers, self.service_tiers)
         if not self.channels:
             raise ValueError("channels must name at least one channel")

@@ -118,6 +118,7 @@ class FakeUpstream:
         for path in (
             "images/generations",
             "images/edits",
+            "images/variations",
             "audio/speech",
             "audio/transcriptions",
             "audio/translations",

@@ -7,7 +7,7 @@ dearest that it can get. Pictures have megabytes: they are counted, and not deco
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -68,8 +68,9 @@ class ImagesAnswer(JsonAnswer, frozen=True):
 
 
 class ImagesFormat(WireFormat):
-    """The wire format of `POST /v1/images/generations`."""
+    """The wire format of `POST /v1/images/generations`. `prompted`: a prompt is required."""
 
+    prompted: ClassVar[bool] = True
     path = "/images/generations"
     answer = "a list of pictures"
     unit = "image"
@@ -88,7 +89,7 @@ class ImagesFormat(WireFormat):
         """Return the fields of a body. Raises `Refused`."""
         check_names(top, rules.allow_fields, FIELDS)
         model = check_model(top)
-        if not field(top, "prompt", _text, "a text"):
+        if self.prompted and not field(top, "prompt", _text, "a text"):
             raise invalid_field("prompt", "'prompt' is required: a text.")
         stream = bool(field(top, "stream", _boolean, "true or false"))
         variant = tuple(field(top, name, _text, "a text") or "" for name in ("quality", "size"))
@@ -122,6 +123,13 @@ class ImageEditsFormat(ImagesFormat):
             raise invalid_field("image", "'image' is required: a file.")
         top = form.top(numbers=("n", "seed", "output_compression"), booleans=("stream",))
         return MultipartBody.of(form, top, self._checked(top, rules))
+
+
+class ImageVariationsFormat(ImageEditsFormat):
+    """The wire format of `POST /v1/images/variations`: another picture like the one of the form, without a prompt."""
+
+    path = "/images/variations"
+    prompted = False
 
 
 def billed_by(

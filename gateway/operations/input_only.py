@@ -214,6 +214,10 @@ class RerankFormat(InputOnly):
         more += len(query.encode("utf-8", "surrogatepass"))
         return size + more * (len(documents) - 1) + DOCUMENT_ALLOWANCE * len(documents)
 
+    def read(self, text: bytes) -> Response | None:
+        """Return an answer; Voyage's has its results as `data`. Raises `ValueError` for what is no JSON."""
+        return super().read(text) or InputAnswer.of(text, "data")
+
 
 class ModerationsFormat(InputOnly):
     """The wire format of `POST /v1/moderations`: whether texts may be shown. Upstreams bill the request alone, if anything."""

@@ -8,7 +8,7 @@ from typing import Final, Self
 from gateway.operations.audio import SpeechFormat, TranscriptionsFormat, TranslationsFormat
 from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.completions import CompletionsFormat
-from gateway.operations.images import ImageEditsFormat, ImagesFormat
+from gateway.operations.images import ImageEditsFormat, ImagesFormat, ImageVariationsFormat
 from gateway.operations.input_only import EmbeddingsFormat, ModerationsFormat, RerankFormat
 from gateway.operations.messages import MessageErrors, MessagesFormat, MessageTokensFormat
 from gateway.operations.responses import CompactFormat, InputTokensFormat, ResponseErrors, ResponsesFormat
@@ -37,6 +37,7 @@ class Operation(StrEnum):
     MODERATIONS = "moderations", ModerationsFormat()
     IMAGES = "images", ImagesFormat()
     IMAGE_EDITS = "images.edits", ImageEditsFormat()
+    IMAGE_VARIATIONS = "images.variations", ImageVariationsFormat()
     SPEECH = "speech", SpeechFormat()
     TRANSCRIPTIONS = "transcriptions", TranscriptionsFormat()
     TRANSLATIONS = "translations", TranslationsFormat()

@@ -345,7 +345,14 @@ models:
 groups: {{default: {{}}}}
 plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: rate-limit}}, {{use: quota}}, {{use: model-routing}}]
 """
-HELD = {"images": 500, "images.edits": 500, "speech": 75, "transcriptions": 100, "translations": 100}
+HELD = {
+    "images": 500,
+    "images.edits": 500,
+    "images.variations": 500,
+    "speech": 75,
+    "transcriptions": 100,
+    "translations": 100,
+}
 FREE = ("messages.tokens", "responses.tokens", "moderations")
 
 

@@ -24,6 +24,7 @@ models:
   smart: {input: 1, output: 10, channels: [{use: anthropic, model: claude-sonnet-4-5}]}
   llama: {free: true, channels: [local]}
   own: {input: 1, output: 1, channels: [local]}
+  voice: {character: 15, channels: [local]}
 """
 
 
@@ -66,6 +67,7 @@ def test_models_without_a_price_are_named_and_are_no_failure(file: Path) -> None
     assert result.stderr.splitlines() == [
         "note: llama: it is free in the configuration, and stays so",
         "note: own: the catalogue has no `own`",
+        "note: voice: it is billed by units alone, which are not compared: set their prices by the provider's list",
     ]
 
 
@@ -77,7 +79,7 @@ def test_several_prices_and_impossible_ones_are_named_and_fail(file: Path, tmp_p
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps(catalogue))
     result = run(file, changed, code=1)
-    assert result.stdout == "No price differs: 0 of 5 models are in the catalogue and agree.\n"
+    assert result.stdout == "No price differs: 0 of 6 models are in the catalogue and agree.\n"
     assert result.stderr.splitlines()[:3] == [
         "wrong: gpt-4o: several prices: gpt-4o (2.5/10 and more), azure/gpt-4o (3/10 and more)",
         "wrong: gemini-2.5-pro: gemini/gemini-2.5-pro: cache_read_input_token_cost is NaN, not a finite number",

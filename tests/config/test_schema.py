@@ -209,6 +209,8 @@ WRONG = {
     "there is no channel `down`; known: up",
     "models: {m: {free: true, channels: [{use: down}]}}": "1: models.m.channels[0]: there is no channel `down`; "
     "known: none yet",
+    f"{CHANNEL}models: {{m: {{image: 1, channels: [up], fallback: [o]}}, o: {{free: true, channels: [up]}}}}": "2: models.m: "
+    "fallback: no other model serves in place of one that is billed by units alone: leave it out",
     f"{CHANNEL}models: {{m: {{free: true, channels: []}}}}": "2: models.m: channels must name at least one channel",
     f"{CHANNEL}groups:\n  g:\n    channels: ['u*', down]": "4: groups.g.channels[1]: there is no channel `down`; known: up",
     "channels: {a: {base_url: http://h, api_key: x, api_keys: [y]}}": f"1: channels.a: {API_KEYS}",

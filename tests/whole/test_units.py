@@ -140,6 +140,10 @@ async def test_pictures_are_changed_by_a_form(upstream: FakeUpstream, store_url:
         answer = await send_form(gateway, token, EDITS, {"model": "plain", "prompt": "x", "n": 2} | files)
         assert (answer.status, len(json.loads(answer.body)["data"])) == (200, 2)
         assert await charged(gateway) == 81_000
+        assert (await send_form(gateway, token, EDITS, {"model": "plain"} | files)).error["param"] == "prompt"
+        like = {"model": "plain", "image": b"\x89PNG"}
+        assert (await send_form(gateway, token, "/v1/images/variations", like)).status == 200
+        assert await charged(gateway) == 81_000 + 41_000
 
 
 UNPRICED = [

@@ -65,7 +65,7 @@ PER_TOKEN: Final = {
     "cache_creation_input_token_cost": "cache_write",
 }
 ABOVE: Final = re.compile(r"(.+)_above_([0-9]{1,6})k_tokens")
-CHAT: Final = ("chat", "completion", "responses")
+BY_TOKENS: Final = ("chat", "completion", "responses", "embedding", "rerank")
 
 Rates = dict[str, Decimal]
 
@@ -184,8 +184,8 @@ def read(entry: CatalogueEntry) -> Priced:
     """Return the prices of an entry. Raises `ValueError` for a price that cannot be right; the text names it."""
     raw = entry.raw
     mode = raw.get("mode", "chat")
-    if mode not in CHAT:
-        return Priced(None, (f"it is a price of {_short(mode)}, not of chat completions",))
+    if mode not in BY_TOKENS:
+        return Priced(None, (f"it is a price of {_short(mode)}, not of tokens",))
     notes: list[str] = []
     tiers: dict[int, Rates] = {}
     for index, step in enumerate(_items(raw, "tiered_pricing")):

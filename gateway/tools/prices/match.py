@@ -63,7 +63,10 @@ def compare(
             for serving in model.servings:
                 _compare(name, serving.use, serving.cost, matcher.of_channel(name, serving), result)
         elif (now := prices_of(model)) is None:
-            result.notes.append(Note(name, "", "it is free in the configuration, and stays so"))
+            text = "it is free in the configuration, and stays so"
+            if not model.free:
+                text = "it is billed by units alone, which are not compared: set their prices by the provider's list"
+            result.notes.append(Note(name, "", text))
         else:
             _compare(name, "", now, matcher.of_model(name, model), result)
     return result

@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.base.errors import Misconfigured
@@ -235,9 +236,11 @@ def test_a_price_per_token_that_cannot_be_right_is_named(raw: dict[str, Any], te
     assert text in str(wrong.value).replace("Decimal('7')", "7")
 
 
-def test_prices_of_something_else_than_chat_are_no_prices() -> None:
+def test_prices_of_something_else_than_tokens_are_no_prices() -> None:
     (entry,) = load(LITELLM).with_key("text-embedding-3-small")
-    assert read(entry) == Priced(None, ("it is a price of 'embedding', not of chat completions",))
+    assert read(entry) == Priced(Cost(Decimal("0.02"), Decimal(0)))
+    pictures = msgspec.structs.replace(entry, raw={**entry.raw, "mode": "image_generation"})
+    assert read(pictures) == Priced(None, ("it is a price of 'image_generation', not of tokens",))
 
 
 def test_an_entry_without_prices_and_one_with_0_are_told_apart() -> None:
@@ -309,8 +312,6 @@ def test_a_person_chooses() -> None:
 def test_what_is_missing_is_named() -> None:
     assert of_model("own", Serving("local", "mine")).missing == "the catalogue has no `own` nor `mine`"
     assert of_model("gemini-exp-1206", "gemini").missing == "gemini/gemini-exp-1206: all its prices are 0 there"
-    embedding = "text-embedding-3-small: it is a price of 'embedding', not of chat completions"
-    assert of_model("text-embedding-3-small", "openai").missing == embedding
 
 
 def test_a_price_that_cannot_be_right_is_wrong_only_without_another() -> None:
