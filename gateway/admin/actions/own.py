@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import date, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -53,10 +53,9 @@ async def account(client: LocalClient, name: str, token: str) -> AccountNow:
     return msgspec.structs.replace(found, may_spend_micros=spendable, budget_use=uses)
 
 
-async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
-    """Return the sums of the last `days` days (UTC), which end today. Raises `FilesUnusable`."""
-    last = datetime.now(UTC).date()
-    wanted = [f"{last - timedelta(days=back)}" for back in range(days)][::-1]
+async def usage(client: LocalClient, account: str, first: date, last: date) -> OwnUsage:
+    """Return the sums of some days (UTC). Raises `FilesUnusable`."""
+    wanted = [f"{first + timedelta(days=number)}" for number in range((last - first).days + 1)]
 
     def read() -> OwnUsage:
         unusable: list[UnusableFile] = []
@@ -75,6 +74,16 @@ async def usage(client: LocalClient, account: str, days: int) -> OwnUsage:
             {name: sum(line[name] for line in by_day) for name in OWN_SUMS},
             notes_of(home, unusable, *span_ms(wanted[0], wanted[-1])),
         )
+
+    return await asyncio.to_thread(read)
+
+
+async def lines(client: LocalClient, account: str, first: date, last: date) -> list[Line]:
+    """Return the sums of each day and model of some days (UTC). Raises `FilesUnusable`."""
+
+    def read() -> list[Line]:
+        with readable():
+            return list(own_sums(client.usage_home, account, ["day", "model"], f"{first}", f"{last}", []))
 
     return await asyncio.to_thread(read)
 

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gateway.admin.actions import accounts, money, tokens, usage
+from gateway.admin.actions import accounts, money, requests, tokens, usage
 from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.admin.actions.requests import Requests
 from gateway.admin.actions.tokens import TokenList
 from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused
@@ -23,6 +24,7 @@ from gateway.domain.facts import AccountLimits
 
 LISTED: Final = 50
 LINES: Final = 25
+LAST: Final = 10
 TOKENS: Final = 200
 LONGEST: Final = 10_000
 """Tokens whose spending is read."""
@@ -75,6 +77,7 @@ async def show(
     lines = view.search(LedgerLines).asked
     ledger = await money.ledger(view.client, name, query=body(LedgerLines, limit=LINES, **lines))
     held = await tokens.list_(view.client, name, query=TokenList(limit=TOKENS))
+    last = await requests.list_(view.client, query=body(Requests, account=account.id, limit=LAST))
     month = time.strftime("%Y-%m", time.gmtime())
     spent = await usage.summary(
         view.client, query=body(SumsQuery, by="token", account=name, since=month, limit=LONGEST)
@@ -85,6 +88,7 @@ async def show(
         account=account,
         ledger=ledger,
         older=bool(lines),
+        last=last,
         tokens=held,
         month=month,
         spent={str(line.token_id): line.charge_micros for line in spent.data},

@@ -10,7 +10,8 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -35,8 +36,11 @@ from gateway.domain.catalogue import Catalogue
 from gateway.domain.exchange import Outcome
 from gateway.domain.facts import Caller
 from gateway.server.own_records import OWN_FIELDS
+from gateway.usage.database import month_before
+from gateway.usage.queries import OWN_SUMS
 
 DAYS: Final = 30
+MONTHS: Final = 6
 LISTED: Final = 50
 LINES: Final = 25
 EXPORTED_AT_ONCE: Final = 500
@@ -61,7 +65,8 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
     lines = view.search(LedgerLines).asked
     account = await own.account(view.client, name, view.user.token)
     held = await tokens.list_(view.client, name, query=TokenList(limit=MOST_TOKENS))
-    used = await own.usage(view.client, name, DAYS)
+    period, first, last = _period(view)
+    used = await own.usage(view.client, name, first, last)
     config, catalogue = view.client.config, Catalogue(view.client.config)
     caller = Caller(name, "", account.group, account_models=account.models or None)
     named = [(name, catalogue.aliases.get(name, name)) for name in catalogue.visible(caller)]
@@ -74,7 +79,9 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
         account=account,
         usage=used,
         plot=plot_of([(day["day"], day["charge_micros"]) for day in used.days], ("charge",)),
-        days=DAYS,
+        period=period,
+        month=view.request.query.get("month", ""),
+        months=[month_before(f"{datetime.now(UTC):%Y-%m}", back) for back in range(MONTHS)],
         ledger=await money.ledger(view.client, name, query=body(LedgerLines, limit=LINES, **lines)),
         older=bool(lines),
         tokens=held,
@@ -90,6 +97,30 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
         opened=opened,
         once=secrets.token_urlsafe(12),
     )
+
+
+def _period(view: View) -> tuple[str, date, date]:
+    """Return what a time is called, its first and its last day: a month, or by default the last days. Raises `Refused`."""
+    today, month = datetime.now(UTC).date(), view.request.query.get("month", "")
+    if not month:
+        return f"the last {DAYS} days", today - timedelta(days=DAYS - 1), today
+    with suppress(ValueError):
+        if (first := date.fromisoformat(f"{month}-01")) <= today:
+            return month, first, min(today, (first + timedelta(days=31)).replace(day=1) - timedelta(days=1))
+    raise Refused(400, "invalid_request", "This is no month up to the present one: write it as 2026-11.", param="month")
+
+
+async def usage_as_csv(view: View) -> web.StreamResponse:
+    """Send what was used and charged on each day by each model as CSV; amounts in micros."""
+    period, first, last = _period(view)
+    lines = await own.lines(view.client, view.user.account, first, last)
+
+    async def pieces() -> AsyncIterator[str]:
+        yield csv_line(["day", "model", *OWN_SUMS])
+        for line in lines:
+            yield csv_line(line.values())
+
+    return await send_csv(view.request, CsvFile(f"usage-{period.replace(' ', '-')}.csv", pieces()))
 
 
 async def requests(view: View) -> web.Response:
@@ -137,6 +168,7 @@ def _checked(request_id: str) -> str:
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", OWN, show),
+    ("GET", f"{OWN}/usage.csv", usage_as_csv),
     ("GET", f"{OWN}/requests", requests),
     ("GET", f"{OWN}/requests.csv", export),
     ("GET", f"{OWN}/requests/{{id}}", request),

@@ -53,8 +53,6 @@ NEWEST: Final = 2000
 """Requests of one snapshot that followers may choose theirs from."""
 
 SECONDS: Final = 60
-RECENT_S: Final = 10
-"""The seconds that the rate is the mean of."""
 MOST_SAMPLES: Final = 500
 """Times of one second that are kept; of further requests the time counts for nothing."""
 TONES: Final = {
@@ -307,7 +305,7 @@ class Minute:
         failed = sum(second.failed for second in seconds)
         waits = sorted(wait for second in seconds for wait in second.first_bytes)
         charged = sum(second.charge_micros for second in seconds) * 60
-        rate = sum(second.requests for second in seconds[-RECENT_S:]) / RECENT_S
+        rate = requests / SECONDS
         return Figures(
             rate=f"{rate:.1f}" if rate < 100 else f"{rate:,.0f}",
             requests=f"{count(requests)} in the last minute",

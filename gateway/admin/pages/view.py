@@ -279,6 +279,7 @@ def set_up(application: web.Application, assets: Assets) -> None:
     environment.globals["asset"] = assets.url
     environment.filters |= {
         "money": money,
+        "headline": headline,
         "plain_money": amount,
         "count": count,
         "moment": moment,
@@ -302,6 +303,15 @@ def money(micros: int | None) -> Markup:
     return Markup('<span class="money{}">{}.{}<i aria-hidden="true">{}</i></span>').format(
         " below" if micros < 0 else "", text.replace("-", "\u2212"), decimals, rest
     )
+
+
+def headline(micros: int | None) -> Markup:
+    """Return an amount as a figure of a card: a large one in hundredths, with all of it where it is pointed at."""
+    if micros is None:
+        return money(None)
+    large = abs(micros) >= 1000 * MICROS
+    text = f"{micros / MICROS:,.2f}" if large else amount(micros)
+    return Markup('<span class="money" title="{}">{}</span>').format(amount(micros), text.replace("-", "\u2212"))
 
 
 def count(number: int | None) -> str:

@@ -69,6 +69,23 @@ async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) ->
     assert (status, "Send none. (<code>param</code>: tools)" in one) == (200, True)
 
 
+async def test_a_caller_looks_at_a_month_and_takes_it_away(own: House) -> None:
+    alice, month = await entered(own, "alice"), time.strftime("%Y-%m", time.gmtime())
+    for query, name in (("", "the last 30 days"), (f"?month={month}", month)):
+        status, page = await alice.get(f"/my{query}")
+        assert (status, f"Charged each day, in {name}" in page, f'href="/my?month={month}"' in page) == (
+            200,
+            True,
+            True,
+        )
+        lines = list(csv.DictReader((await alice.get(f"/my/usage.csv{query}"))[1].splitlines()))
+        assert [(line["model"], line["requests"], line["charge_micros"]) for line in lines] == [("words", "1", "27")]
+    status, page = await alice.get("/my?month=2001-02")
+    assert (status, "Nothing was charged in 2001-02." in page) == (200, True)
+    for month in ("2999-01", "2026-13", "x"):
+        assert (await alice.get(f"/my?month={month}"))[0] == 400
+
+
 async def test_a_caller_makes_replaces_and_deletes_its_tokens(own: House) -> None:
     alice = await entered(own, "alice")
     await alice.get("/my")

@@ -8,6 +8,8 @@ from html import unescape
 
 import pytest
 
+from gateway.admin.actions import accounts
+from gateway.admin.actions.accounts import NewAccount
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from tests.admin.pages.conftest import House
@@ -50,6 +52,14 @@ async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDat
     for query in ("?since=yesterday", "?outcome=x", "?since=2026-11-22&until=2026-11-21", "?after=x"):
         status, text = await browser.get(f"/requests{query}")
         assert (status, 'role="alert"' in text or "That did not work" in text) == (400, True), query
+
+
+async def test_the_page_of_an_account_has_its_last_requests(house: House, rows: UsageDatabase) -> None:
+    await accounts.create(house.local_client(), body=NewAccount("mine"))
+    sent = [end(arrival(), account="mine") for _ in range(12)]
+    rows.write([*sent, other := end(arrival(), account="other")])
+    text = (await (await house.browser()).get("/accounts/mine"))[1]
+    assert [f"/requests/{each.id}" in text for each in (*sent, other)] == [False, False, *[True] * 10, False]
 
 
 async def test_times_are_in_the_zone_of_the_file_or_of_the_address(house: House, rows: UsageDatabase) -> None:
