@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 from uuid import uuid4
 
 import msgspec
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse
+
+from gateway.fake_upstream.fitting import smallest
 
 DONE = "[DONE]"
 MAX_QUOTED_WORDS = 40
@@ -46,9 +48,26 @@ class ChatBody(msgspec.Struct):
     max_tokens: Ceiling | None = None
     max_completion_tokens: Ceiling | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+
+    def called(self) -> dict[str, str] | None:
+        """Return the tool that must be called, with the smallest arguments; none once a tool has answered."""
+        if self.messages and self.messages[-1].role == "tool":
+            return None
+        named = self.tool_choice.get("function") if isinstance(self.tool_choice, dict) else None
+        for tool in self.tools or ():
+            function = tool.get("function")
+            if function and (self.tool_choice == "required" or (named and named.get("name") == function.get("name"))):
+                return {"name": function.get("name"), "arguments": _json(smallest(function.get("parameters")) or {})}
+        return None
 
     def reply(self) -> str:
-        """Return a text that quotes the last message of the user."""
+        """Return a text that quotes the last message of the user, or the JSON that is asked for."""
+        wanted = self.response_format or {}
+        if wanted.get("type") in ("json_schema", "json_object"):
+            return _json(smallest((wanted.get("json_schema") or {}).get("schema")) or {})
         from_user = [message for message in self.messages if message.role == "user"]
         quoted = " ".join(from_user[-1].words()[:MAX_QUOTED_WORDS]) if from_user else "nothing"
         return f'You said "{quoted}", and this answer comes one word at a time.'
@@ -63,13 +82,15 @@ class Completion:
         self.request = request
         self.chat = chat
         self.pace_s = pace_s
-        all_words = (chat.reply() if words is None else words).split()
+        self.called = chat.called() if words is None else None
+        text = self.called["arguments"] if self.called else chat.reply() if words is None else words
+        all_words = text.split()
         self.words = all_words[: chat.max_completion_tokens or chat.max_tokens]
         self.thoughts = 0
         """Output tokens that are not shown."""
         self.cached: int | None = None
         """Prompt tokens that were read from a cache; None where there is none."""
-        self.finish_reason = "stop" if len(self.words) == len(all_words) else "length"
+        self.finish_reason = "tool_calls" if self.called else "stop" if len(self.words) == len(all_words) else "length"
         self._id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
 
@@ -94,7 +115,10 @@ class Completion:
         return self._chunk([_choice({"reasoning_content": text})])
 
     def text(self) -> list[str]:
-        """Return the chunk with the role, then one for each word."""
+        """Return the chunk with the role, then one for each word; of a tool that is called, one chunk."""
+        if self.called:
+            call = {"index": 0, "id": self._id, "type": "function", "function": self.called}
+            return [self._chunk([_choice({"role": "assistant", "content": None, "tool_calls": [call]})])]
         spaced = self.words[:1] + [f" {word}" for word in self.words[1:]]
         return [self._chunk([_choice({"role": "assistant", "content": ""})]), *map(self.content, spaced)]
 
@@ -118,7 +142,9 @@ class Completion:
 
     def whole(self) -> dict[str, object]:
         """Return the same answer as one JSON object, for requests without `stream: true`."""
-        message = {"role": "assistant", "content": " ".join(self.words)}
+        message: dict[str, object] = {"role": "assistant", "content": " ".join(self.words)}
+        if self.called:
+            message |= {"content": None, "tool_calls": [{"id": self._id, "type": "function", "function": self.called}]}
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
         return self._head("chat.completion") | {"choices": [choice], "usage": self.usage()}
 
@@ -136,7 +162,11 @@ class Completion:
         return msgspec.json.encode(chunk).decode()
 
 
-def _choice(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, object]:
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _choice(delta: Mapping[str, object], finish_reason: str | None = None) -> dict[str, object]:
     return {"index": 0, "delta": delta, "finish_reason": finish_reason}
 
 

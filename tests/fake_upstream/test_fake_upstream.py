@@ -412,3 +412,47 @@ def test_every_mode_is_explained_in_one_sentence() -> None:
     """
     assert set(MODES) == set(asked_for.split())
     assert [name for name, sentence in MODES.items() if not sentence.endswith(".") or "\n" in sentence] == []
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2},
+        "kind": {"enum": ["fruit", "nut"]},
+        "sizes": {"type": "array", "items": {"$ref": "#/$defs/size"}, "minItems": 1},
+        "ripe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        "note": {"type": "string"},
+    },
+    "required": ["name", "kind", "sizes", "ripe"],
+    "$defs": {"size": {"type": "integer", "minimum": 3}},
+}
+FITTING = {"name": "xx", "kind": "fruit", "sizes": [3], "ripe": False}
+
+
+@pytest.fixture
+async def quoting(aiohttp_client: AiohttpClient) -> Client:
+    return await aiohttp_client(FakeUpstream(pace_s=0).application(), **SESSION)
+
+
+async def test_json_by_a_schema_is_the_smallest_that_fits(quoting: Client) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA}}
+    async with quoting.post(COMPLETIONS, json=ASK | {"response_format": wanted}) as response:
+        assert json.loads(text_of(chunks_of(await response.read()))) == FITTING
+
+
+async def test_a_tool_that_must_be_called_is_called_once(quoting: Client) -> None:
+    function = {"name": "buy", "parameters": SCHEMA}
+    tools = {"tools": [{"type": "function", "function": function}]}
+    for choice in ("required", {"type": "function", "function": {"name": "buy"}}):
+        asked = ASK | tools | {"tool_choice": choice}
+        async with quoting.post(COMPLETIONS, json=asked) as response:
+            chunks = chunks_of(await response.read())
+        (call,) = chunks[0]["choices"][0]["delta"]["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("buy", FITTING)
+        assert finishes_of(chunks) == ["tool_calls"]
+        async with quoting.post(COMPLETIONS, json=asked | {"stream": False}) as response:
+            (whole,) = (await response.json())["choices"]
+        assert whole["message"]["tool_calls"][0]["function"] == call["function"]
+        said = [*ASK["messages"], whole["message"], {"role": "tool", "content": "done", "tool_call_id": "x"}]
+        async with quoting.post(COMPLETIONS, json=asked | {"messages": said}) as response:
+            assert "Name two green fruits" in text_of(chunks_of(await response.read()))
