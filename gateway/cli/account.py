@@ -347,7 +347,7 @@ def print_accounts(accounts: Sequence[ListedAccount]) -> None:
             each.group,
             amount(each.balance_micros),
             amount(each.held_micros),
-            f"{100 * used.share:.0f} % of {used.window}" if (used := each.fullest) else "-",
+            f"{100 * used.share:.0f} % of {used.name}" if (used := each.fullest) else "-",
             amount(each.credit_line_micros),
             budgets_in_words(each.budgets, "-"),
             limits_in_words(each.limits, "-"),

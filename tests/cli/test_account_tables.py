@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.admin.actions.accounts import ListedAccount
@@ -38,4 +39,7 @@ def test_several_accounts_have_a_total_and_fit_80_columns(
     print_accounts([account("bob", 1, used=80)])
     alone = capsys.readouterr().out
     assert "80 % of month" in alone
+    by_requests = BudgetWindow("account", "day", limit_requests=5, used_requests=1, left_requests=4)
+    print_accounts([msgspec.structs.replace(account("bob", 1), budget_use=[by_requests])])
+    assert "20 % of requests a day" in capsys.readouterr().out
     assert "total" not in alone

@@ -104,6 +104,11 @@ class BudgetWindow(msgspec.Struct, frozen=True):
         return self.left_requests if self.left_micros is UNSET else self.left_micros  # type: ignore[return-value]
 
     @property
+    def name(self) -> str:
+        """What people call it: `month`, or `requests a day`."""
+        return self.window if self.left_requests is UNSET else f"requests a {self.window}"
+
+    @property
     def share(self) -> float:
         """The part of it that is used."""
         used, limit = (

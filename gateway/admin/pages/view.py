@@ -411,8 +411,11 @@ def _words(text: str) -> str:
 def check_origin(request: web.Request) -> None:
     """Raise `Refused` (403) for a request that a page of another origin may have sent."""
     origin = request.headers.getall("Origin", [])
-    if len(origin) != 1 or urlsplit(origin[0]).netloc.lower() != request.host.lower():
-        raise Refused(403, "form_refused", "This was not sent by a page of this address.")
+    sender = urlsplit(origin[0]).netloc.lower() if len(origin) == 1 else ""
+    if sender != request.host.lower():
+        here = ascii(request.host[:100])
+        text = f"This was sent by a page of {sender[:100]!a}, not of {here}: a proxy in front has to pass `Host` on."
+        raise Refused(403, "form_refused", text)
 
 
 def check_proof(form: Form, wanted: str) -> None:

@@ -28,6 +28,8 @@ async def test_a_form_of_another_origin_does_nothing(house: House, origin: str) 
     browser = await house.browser()
     status, text = await browser.post("/accounts", origin=origin, **NEW)
     assert (status, "form_refused" in text, await ids(house)) == (403, True, [])
+    both = f"a page of '{origin.partition('://')[2]}', not of '{browser.origin.partition('://')[2]}'"
+    assert both in unescape(text)
     assert (await browser.post("/accounts", **NEW))[0] == 303
     assert await ids(house) == ["alice"]
 
