@@ -11,9 +11,9 @@ cpdef Py_ssize_t begin_of_chunk(bytes data)
 cdef class ResponseReader:
     cdef public Relay _relay
     cdef public object failure, headers, on_body, on_head
-    cdef public object _connection, _keep, _on_data, _on_end, _parser, _pooled_protocol, _state, _transport, _turns
+    cdef public object _connection, _keep, _linger, _on_data, _on_end, _parser, _pooled_protocol, _state, _transport, _turns
     cdef public bint framed, queued, _backlog, _in_chunk, _line_ended, _paused, _reading
-    cdef public Py_ssize_t status, _head_bytes, _parsed_head_bytes, _pieces_in_body
+    cdef public Py_ssize_t status, _head_bytes, _parsed_head_bytes, _pieces_in_body, _surplus
     cdef public list _pieces
     cpdef _pass_on(self)
     @cython.locals(begin=Py_ssize_t)

@@ -148,6 +148,7 @@ class ResponseReader:
         "_in_chunk",
         "_keep",
         "_line_ended",
+        "_linger",
         "_on_data",
         "_on_end",
         "_parsed_head_bytes",
@@ -159,6 +160,7 @@ class ResponseReader:
         "_reading",
         "_relay",
         "_state",
+        "_surplus",
         "_transport",
         "_turns",
         "failure",
@@ -186,6 +188,8 @@ class ResponseReader:
         self.on_body = self._pieces.append
         """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
         self._parser: Any = httptools.HttpResponseParser(self)
+        self._linger: asyncio.TimerHandle | None = None
+        self._surplus = 0
         self._reading = True
         self._relay: ChunkTaker | None = None
         self._on_data: OnData | None = None
@@ -301,25 +305,23 @@ class ResponseReader:
         self._transport = self._connection = self._keep = None
         self._parser = None  # breaks a reference cycle
 
+    # Not by functions within a function: where that is compiled, they refer to each other.
+
     def _discard_rest(self) -> None:
-        surplus = 0
-        released = False
+        self._surplus = 0
+        self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._end_discard)
+        self.flow_to(self._discard, self._end_discard)
 
-        def release(clean: bool = False) -> None:
-            nonlocal released
-            if not released:
-                released = True
-                timer.cancel()
-                self.release()
+    def _discard(self, data: bytes) -> None:
+        self._surplus += len(data)
+        if self._surplus > MAX_SURPLUS:
+            self._end_discard()
 
-        def on_data(data: bytes) -> None:
-            nonlocal surplus
-            surplus += len(data)
-            if surplus > MAX_SURPLUS:
-                release()
-
-        timer = asyncio.get_running_loop().call_later(LINGER_S, release)
-        self.flow_to(on_data, release)
+    def _end_discard(self, clean: bool = False) -> None:
+        linger, self._linger = self._linger, None
+        if linger is not None:
+            linger.cancel()
+            self.release()
 
     # Called by the transport.
 
