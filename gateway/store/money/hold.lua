@@ -84,8 +84,8 @@ local function first_after(moment, windows)
   end
 end
 
--- A window counts until its end, also where the clock steps back by hours or the time zone changes. One that begins more than a day
--- from now is of a clock that was wrong. That of a session ends thirty days after its first request, or when it is forgotten.
+-- A window counts until its end, also where the clock steps back by hours or the time zone changes. One of the calendar that begins
+-- more than a day from now is of a clock that was wrong. That of a session ends thirty days after its first request, or when it is forgotten.
 local marks, used = fields and { text = "", fields = fields, ends = {} }, {}
 local function note_sessions()
   for session in pairs(used) do
@@ -105,7 +105,8 @@ for index = 1, budgets do
     end
     windows, used[session] = digits(now + 30 * DAY), true
   end
-  if ends == "" or ends + 0 <= now or ends ~= windows:sub(15, 27) and ends > (first_after(now + DAY, windows) or ends) then
+  local wrong = not session and ends ~= windows:sub(15, 27) and ends > (first_after(now + DAY, windows) or ends)
+  if ends == "" or ends + 0 <= now or wrong then
     ends, sum = first_after(now, windows), 0
     if not ends then
       return reply("SKEW")

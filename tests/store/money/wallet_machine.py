@@ -49,6 +49,7 @@ TRANSACTIONS = ("u", "v", "numbers", "trimmed", "archived", "about")
 """Ids of transactions, also those that are the names of fields."""
 
 TOKEN = "1a2b3c4d"
+SESSIONS = ("00c0ffee", "7ea")
 BUDGETS = st.sampled_from(
     (
         {},
@@ -57,9 +58,13 @@ BUDGETS = st.sampled_from(
         {"T": 150, "R" + TOKEN: 2},
         {"D": 120, "D" + TOKEN: 60, "T" + TOKEN: 90},
         {"R": 1, "D" + TOKEN: 1},
+        {"S" + SESSIONS[0]: 62, "Q" + SESSIONS[0]: 2},
+        {"D": 120, "Q" + SESSIONS[1]: 1, "S" + SESSIONS[0]: 90},
     )
 )
-"""The limits of budgets by their field: of a day, in total, of requests, of the account or of a token."""
+"""The limits of budgets by their field: of a day, in total, of requests, of the account, of a token, or of a session."""
+OF_REQUESTS, OF_SESSION = ("R", "Q"), ("S", "Q")
+FORGOTTEN_MS, SESSION_MS = 3_600_000, 30 * 86_400_000
 DAY_MS = 250_000
 """More than two differences between clocks, as a day is."""
 
@@ -129,12 +134,26 @@ class Model:
     answered: set[str] = field(default_factory=set)
     windows: dict[str, int] = field(default_factory=dict)
     """The end of the window that each budget counts now."""
+    sessions: dict[str, int] = field(default_factory=dict)
+    """When each session that is not forgotten had its last request."""
+
+    def note(self, sessions: set[str], now: int) -> None:
+        """Note a request of sessions, upon which others are forgotten."""
+        self.sessions |= dict.fromkeys(sessions, now)
+        if sessions:
+            self.forget(now)
+
+    def forget(self, now: int) -> None:
+        for session in [session for session, last in self.sessions.items() if last + FORGOTTEN_MS <= now]:
+            del self.sessions[session]
+            for letter in OF_SESSION:
+                self.windows.pop(letter + session, None)
 
     def used(self, window: Window) -> int:
         """Return what was charged in a window and is held in it, added up."""
         used = 0
         for request_id in [key for key, marks in self.marks.items() if window in marks]:
-            if window[0].startswith("R"):
+            if window[0].startswith(OF_REQUESTS):
                 used += request_id in self.holds or request_id in self.answered
             elif request_id in self.holds:
                 used += self.holds[request_id].amount
@@ -234,7 +253,9 @@ class WalletMachine(RuleBasedStateMachine):
                 self._hold(request_id, amount, floor, again, lease_ms)
 
     @rule(
-        passed_ms=st.sampled_from((LEASE_MS, 1, LEASE_MS - 1, SKEW_MS, KEEP_MS + 1, KEEP_MS + 3 * SKEW_MS)),
+        passed_ms=st.sampled_from(
+            (LEASE_MS, 1, LEASE_MS - 1, SKEW_MS, KEEP_MS + 1, KEEP_MS + 3 * SKEW_MS, FORGOTTEN_MS)
+        ),
         error_ms=st.sampled_from((None, None, None, 0, SKEW_MS)),
     )
     def time_passes_and_clocks_jump(self, passed_ms: int, error_ms: int | None) -> None:
@@ -313,10 +334,14 @@ class WalletMachine(RuleBasedStateMachine):
         if truth.balance - truth.held + CREDIT_LINE < new.amount and (new.amount or not budgets):
             return {Hold.FUNDS}, []
         marks = [self._window_of(budget) for budget in budgets]
+        noted = set[str]()
         for budget, window in zip(budgets, marks, strict=True):
-            added = 1 if budget.field.startswith("R") else new.amount
+            noted |= {budget.field[1:]} if budget.field.startswith(OF_SESSION) else set()
+            added = 1 if budget.field.startswith(OF_REQUESTS) else new.amount
             if added and truth.used(window) + added > budget.limit:
+                truth.note(noted, self.now)
                 return {Hold.BUDGET}, [window]
+        truth.note(noted, self.now)
         truth.holds[request_id] = new
         truth.marks[request_id] = marks
         truth.windows.update(marks)
@@ -325,6 +350,9 @@ class WalletMachine(RuleBasedStateMachine):
     def _window_of(self, budget: Budget) -> Window:
         """Return the window that a budget counts now: the one that it has counted before, unless that is over."""
         before = self.truth.windows.get(budget.field, 0)
+        if budget.field.startswith(OF_SESSION):
+            known = self.truth.sessions.get(budget.field[1:], -FORGOTTEN_MS) + FORGOTTEN_MS > self.now
+            return budget.field, before if known and before > self.now else self.now + SESSION_MS
         return budget.field, before if before > self.now else min(
             end for end in map(int, budget.ends.split()) if end > self.now
         )
@@ -377,7 +405,7 @@ class WalletMachine(RuleBasedStateMachine):
             return {Hold.INACTIVE}, []
         if truth.balance - truth.held + CREDIT_LINE < amount - hold.amount:
             return {Hold.FUNDS}, []
-        limits = {budget.field: budget.limit for budget in budgets if not budget.field.startswith("R")}
+        limits = {budget.field: budget.limit for budget in budgets if not budget.field.startswith(OF_REQUESTS)}
         for window in truth.marks[request_id]:  # one that is over counts no more
             limit = limits.get(window[0]) if window in truth.windows.items() else None
             if limit is not None and truth.used(window) + amount - hold.amount > limit:
@@ -428,6 +456,8 @@ class WalletMachine(RuleBasedStateMachine):
         self.truth.marks[settlement.request_id] = marks
         for name, ends_ms in marks:
             self.truth.windows[name] = max(ends_ms, self.truth.windows.get(name, 0))
+            if name.startswith(OF_SESSION):
+                self.truth.sessions.setdefault(name[1:], self.now)
 
     def _expected_charge(self, request_id: str, cost: int, outcome: Settle) -> tuple[Settle, int]:
         truth, born = self.truth, self.born[request_id]
@@ -467,6 +497,7 @@ class WalletMachine(RuleBasedStateMachine):
     def sweep(self) -> None:
         old = self._old_ends()
         assert self.run(self.wallet.sweep(ACCOUNT)) == self.truth.expire(self.now)
+        self.truth.forget(self.now)
         assert self._old_ends() == max(0, old - MAX_TRIMMED)
 
     def _old_ends(self) -> int:
