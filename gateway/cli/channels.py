@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -154,21 +154,23 @@ def _disabled(shown: ChannelNow, zone: tzinfo) -> Iterator[tuple[object, ...]]:
         noted = shown.disabling
         yield (
             shown.channel,
-            _moment(noted.at_ms and noted.at_ms / 1000, zone),
+            _moment(noted.at, zone),
             printable(noted.by) or "-",
             printable(noted.reason) or "-",
         )
 
 
-def _moment(at: str | float | None, zone: tzinfo) -> str | None:
+def _moment(at: str | None, zone: tzinfo) -> str | None:
     return local(at, zone) if at else None
 
 
 def _row(shown: ChannelNow) -> tuple[object, ...]:
     figures = shown.figures
     error = shown.last_error
-    if shown.last_error_at_ms is not None:
-        minutes, seconds = divmod(max(0, round(time.time() - shown.last_error_at_ms / 1000)), 60)
+    if shown.last_error_at is not None:
+        minutes, seconds = divmod(
+            max(0, round(time.time() - datetime.fromisoformat(shown.last_error_at).timestamp())), 60
+        )
         ago = f"{minutes} min" if minutes else f"{seconds} s"
         error += f", {minutes // 60} h {minutes % 60} min ago" if minutes >= 60 else f", {ago} ago"
     return (

@@ -26,7 +26,7 @@ from gateway.cli.client import At, command, names_in, print_notes
 from gateway.cli.common import print_fields, print_json
 
 if TYPE_CHECKING:
-    from gateway.store.tokens import Token
+    from gateway.admin.actions.tokens import ShownToken
 
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
@@ -61,17 +61,17 @@ class Expiry(NamedTuple):
     after_s: int = 0
     date: datetime | None = None
 
-    def at(self, zone: tzinfo) -> int | None:
-        """Return the time in seconds since 1970; None for never. Raises `typer.BadParameter` for one that is past."""
+    def at(self, zone: tzinfo) -> datetime | None:
+        """Return the time; None for never. Raises `typer.BadParameter` for one that is past."""
         if self.text == NEVER:
             return None
         now = time.time()
         moment = int(now) + self.after_s if self.date is None else round(self.date.replace(tzinfo=zone).timestamp())
         if moment <= now:
-            raise typer.BadParameter(f"`{self.text}` is past: it is {shown(round(now), zone)} now")
+            raise typer.BadParameter(f"`{self.text}` is past: it is {local(now, zone)} now")
         if moment > LATEST_S:
             raise typer.BadParameter(f"`{self.text}` is too late: give a time before the year 9000")
-        return moment
+        return datetime.fromtimestamp(moment, UTC)
 
 
 def duration(text: str) -> int:
@@ -96,9 +96,9 @@ def expiry(text: str) -> Expiry:
     )
 
 
-def shown(seconds: int | None, zone: tzinfo) -> str:
+def shown(moment: datetime | None, zone: tzinfo) -> str:
     """Return a time as people read it."""
-    return "never" if seconds is None else local(seconds, zone)
+    return "never" if moment is None else local(moment, zone)
 
 
 ExpiresOption = Annotated[
@@ -291,27 +291,28 @@ OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "mode
 """Columns that are left out where the terminal has no room, the first one first."""
 
 
-def print_token(token: Token, zone: tzinfo, as_json: bool) -> None:
+def print_token(token: ShownToken, zone: tzinfo, as_json: bool) -> None:
     """Print a token, for people with times in a time zone, or for scripts."""
     if as_json:
-        from gateway.store.tokens import Created
+        from gateway.admin.actions.tokens import ShownToken
 
-        print_json({name: getattr(token, name) for name in Created.__struct_fields__ if hasattr(token, name)})
+        fields = (*ShownToken.__struct_fields__, "token")
+        print_json({name: getattr(token, name) for name in fields if hasattr(token, name)})
     else:
         print_fields(dict(zip(COLUMNS, _cells(token, zone), strict=True)))
 
 
-def print_tokens(at: At, tokens: Sequence[Token], zone: tzinfo, *, empty: str) -> None:
+def print_tokens(at: At, tokens: Sequence[ShownToken], zone: tzinfo, *, empty: str) -> None:
     """Print tokens as a table, or for scripts one on each line."""
     at.print(tokens, COLUMNS, lambda token: _cells(token, zone), optional=OPTIONAL, empty=empty)
 
 
-def _cells(token: Token, zone: tzinfo) -> tuple[str, ...]:
+def _cells(token: ShownToken, zone: tzinfo) -> tuple[str, ...]:
     return (
         token.id,
         token.name or "-",
         token.state,
-        *(shown(seconds, zone) for seconds in (token.created_at, token.expires_at, token.last_used)),
+        *(shown(moment, zone) for moment in (token.created_at, token.expires_at, token.last_used)),
         _restriction(token.models),
         _restriction(token.addresses),
         budgets_in_words(token.budgets, "-"),
@@ -320,7 +321,7 @@ def _cells(token: Token, zone: tzinfo) -> tuple[str, ...]:
     )
 
 
-def _rotation(token: Token) -> str:
+def _rotation(token: ShownToken) -> str:
     """Return the successor of a token, or else its predecessor."""
     if token.replaced_by:
         return f"replaced by {token.replaced_by}"

@@ -20,7 +20,6 @@ from gateway.store.channels import (
     Condition,
     CredentialState,
     CredentialStatus,
-    Disabling,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +44,14 @@ class Credential(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
+class ShownDisabling(msgspec.Struct, frozen=True):
+    """When an operator disabled a channel, who that was, and why, as far as it was said."""
+
+    at: str
+    by: str
+    reason: str
+
+
 class ChannelNow(msgspec.Struct, frozen=True):
     """A channel as all gateways of the store see it.
 
@@ -62,11 +69,11 @@ class ChannelNow(msgspec.Struct, frozen=True):
     in_flight: int
     figures: ChannelFigures
     last_error: str
-    last_error_at_ms: int | None
+    last_error_at: str | None
     failing_accounts: int
     firm: bool
     credentials: list[Credential]
-    disabling: Disabling | None
+    disabling: ShownDisabling | None
     request: str
 
 
@@ -188,7 +195,14 @@ def _described(client: LocalClient, snapshot: ChannelSnapshot, channel: Channel)
     if credentials and not used and snapshot.condition is not Condition.DISABLED:
         snapshot = msgspec.structs.replace(snapshot, condition=Condition.NO_CREDENTIAL)
     fields = {name: getattr(snapshot, name) for name in ChannelNow.__struct_fields__ if hasattr(snapshot, name)}
-    added = {"credentials": credentials, "until": _second(snapshot.until_ms), "request": channel.request_in_words}
+    noted = snapshot.disabling
+    added = {
+        "credentials": credentials,
+        "until": _second(snapshot.until_ms),
+        "last_error_at": _second(snapshot.last_error_at_ms),
+        "disabling": noted and ShownDisabling(_second(noted.at_ms) or "", noted.by, noted.reason),
+        "request": channel.request_in_words,
+    }
     return ChannelNow(**fields | added)
 
 

@@ -10,6 +10,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated, Final
 
@@ -18,7 +19,8 @@ import msgspec
 from gateway.admin.actions.action import DEFAULT_PAGE, After, LongLimit, Page, Scope, action
 from gateway.admin.actions.inputs import check_name
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.tokens import Expiry
+from gateway.admin.actions.times import local
+from gateway.admin.actions.tokens import Expiry, seconds
 from gateway.base.errors import GatewayError, Refused
 from gateway.store.client.client import Client
 
@@ -39,13 +41,13 @@ class NewManagementToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class ManagementToken(msgspec.Struct, frozen=True):
-    """A management token. Times are in seconds since 1970. `made_by`: who made it, as in the audit log."""
+    """A management token. Times are UTC. `made_by`: who made it, as in the audit log."""
 
     id: str
     name: str
     scopes: tuple[str, ...]
-    created_at: int
-    expires_at: int | None = None
+    created_at: datetime
+    expires_at: datetime | None = None
     made_by: str = ""
 
 
@@ -103,9 +105,9 @@ async def revoke(client: LocalClient, token: str) -> None:
     client.change.before = await ManagementTokens(client.store.client).revoke(token)
 
 
-async def _expiry(client: LocalClient, wanted: int | None) -> int | None:
+async def _expiry(client: LocalClient, wanted: datetime | None) -> datetime | None:
     """Return when a new token expires: not after the one that makes it. Raises `Refused`."""
-    if wanted is not None and wanted <= time.time():
+    if wanted is not None and (seconds(wanted) or 0) <= time.time():
         raise Refused(400, "invalid_request", "This time has passed.", param="expires_at")
     if not client.actor.token:
         return wanted
@@ -116,7 +118,12 @@ async def _expiry(client: LocalClient, wanted: int | None) -> int | None:
     if latest is None:
         return wanted
     if wanted is not None and wanted > latest:
-        raise Refused(400, "invalid_request", f"Your own token expires at {latest}: no later.", param="expires_at")
+        raise Refused(
+            400,
+            "invalid_request",
+            f"Your own token expires at {local(latest, UTC)}: no later.",
+            param="expires_at",
+        )
     return wanted or latest
 
 
@@ -131,7 +138,7 @@ class ManagementTokens:
         self._client = client
 
     async def create(
-        self, name: str, scopes: Sequence[str], expires_at: int | None, made_by: str, token_id: str = ""
+        self, name: str, scopes: Sequence[str], expires_at: datetime | None, made_by: str, token_id: str = ""
     ) -> tuple[ManagementToken, str]:
         """Make a token and return it with its text, which is empty where one of the id `token_id` is there already."""
         token_id = token_id or secrets.token_hex(6)
@@ -140,7 +147,7 @@ class ManagementTokens:
             token_id,
             name,
             tuple(scopes),
-            int(time.time()),
+            datetime.now(UTC).replace(microsecond=0),
             expires_at,
             made_by,
             digest=sha256(text.encode()).hexdigest(),
@@ -186,7 +193,7 @@ class ManagementTokens:
 
 def is_accepted(token: ManagementToken) -> bool:
     """Return whether a token has not expired."""
-    return token.expires_at is None or time.time() < token.expires_at
+    return token.expires_at is None or time.time() < token.expires_at.timestamp()
 
 
 def unknown(token_id: str) -> GatewayError:

@@ -18,6 +18,7 @@ from gateway.admin.actions.accounts import existing
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.times import Since, Until, between
+from gateway.admin.actions.tokens import ShownToken, shown
 from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import arrival_ms, check_time, first_id
@@ -27,7 +28,6 @@ from gateway.domain import exchange
 from gateway.domain.exchange import Outcome
 from gateway.domain.prices import PER_TOKENS, price_from
 from gateway.store.accounts import Account
-from gateway.store.tokens import Token
 from gateway.usage import completeness, queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.home import Home
@@ -184,7 +184,7 @@ class Found(msgspec.Struct, frozen=True):
 
     requests: list[Record]
     accounts: list[Account]
-    tokens: list[Token]
+    tokens: list[ShownToken]
 
 
 @action("GET", "/search", Scope.READ)
@@ -193,10 +193,10 @@ async def search(client: LocalClient, query: SearchQuery) -> Found:
     text, store = query.q.strip(), client.store
     owner = await store.external_ids.find(text) if len(text.encode()) <= 200 else None
     named = [each for each in (text, owner) if each and ACCOUNT_ID.fullmatch(each)]
-    tokens: list[Token] = []
+    tokens: list[ShownToken] = []
     if match := TOKEN.fullmatch(text):
         begins = f"{match[1]}-{match[2]}"
-        tokens = [token for token in await store.tokens.all_of(match[1]) if token.id.startswith(begins)]
+        tokens = [shown(token) for token in await store.tokens.all_of(match[1]) if token.id.startswith(begins)]
     ids = await store.directory.ids()
     requests = await asyncio.to_thread(_named, client.usage_home, text, list(ids))
     if not requests and _is_id(text) and (found := (await store.usage.ask(text)).record):

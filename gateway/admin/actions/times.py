@@ -81,9 +81,10 @@ def moment(ms: int | None) -> str | None:
     return None if ms is None else utc(ms)
 
 
-def local(at: str | float, zone: tzinfo) -> str:
-    """Return a time, in ISO 8601 or in seconds since 1970, as people read it: RFC 3339, as in `2026-11-21 10:30:00+01:00`."""
-    moment = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at, UTC)
+def local(at: str | float | datetime, zone: tzinfo) -> str:
+    """Return a time as people read it, RFC 3339, as in `2026-11-21 10:30:00+01:00`. A number is seconds since 1970."""
+    known = datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) else at
+    moment = datetime.fromisoformat(known) if isinstance(known, str) else known
     return moment.astimezone(zone).isoformat(" ", "seconds").replace("+00:00", "Z")
 
 

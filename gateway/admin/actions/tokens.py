@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,7 +36,8 @@ AT_ONCE: Final = 200
 """Accounts whose tokens are read at once."""
 
 Expiry = Annotated[
-    int, msgspec.Meta(ge=0, le=LATEST_S, description="When the token expires, in seconds since 1970; null for never.")
+    datetime,
+    msgspec.Meta(tz=True, description="When the token expires, in RFC 3339, to the second; null for never."),
 ]
 Name = Annotated[str, msgspec.Meta(max_length=200, description="To recognise the token by.")]
 Addresses = Annotated[
@@ -86,7 +88,56 @@ class TokenList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: After = ""
 
 
-class MadeToken(Token, frozen=True, kw_only=True):
+class ShownToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token without its secret. `state`: whether it is accepted now. Times are UTC; `last_used` is rounded down to the hour.
+
+    `models` are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction. `budgets` and
+    `limits` apply in addition to those of the account. `replaces` and `replaced_by` are the ids of its predecessor and its
+    successor, `counts_as` that of the first token of such a row, under which the budgets and limits of all of them count.
+    """
+
+    id: str
+    name: str
+    status: TokenStatus
+    state: str
+    created_at: datetime
+    expires_at: datetime | None
+    last_used: datetime | None
+    models: tuple[str, ...]
+    addresses: tuple[str, ...]
+    budgets: Budgets
+    limits: AccountLimits
+    replaces: str
+    replaced_by: str
+    counts_as: str
+
+
+def fields_of(token: Token) -> dict[str, Any]:
+    """Return a token's fields as they are shown."""
+    fields = {name: getattr(token, name) for name in ShownToken.__struct_fields__}
+    return fields | {name: at(fields[name]) for name in ("created_at", "expires_at", "last_used")}
+
+
+def shown(token: Token) -> ShownToken:
+    """Return a token as it is shown."""
+    return ShownToken(**fields_of(token))
+
+
+def at(seconds: int | None) -> datetime | None:
+    """Return a time that is kept in seconds since 1970."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def seconds(moment: datetime | None) -> int | None:
+    """Return a time as it is kept. Raises `Refused` (400) for one that no token has."""
+    if moment is None:
+        return None
+    if not 0 <= (kept := int(moment.timestamp())) <= LATEST_S:
+        raise Refused(400, "invalid_request", "`expires_at`: give a time from 1970 to 8999.", param="expires_at")
+    return kept
+
+
+class MadeToken(ShownToken, frozen=True, kw_only=True):
     """A new token. `token` is its text, which is shown once: null where a request that is repeated finds it made before.
 
     `notes`: what is probably a mistake of what was given, in words.
@@ -99,13 +150,13 @@ class MadeToken(Token, frozen=True, kw_only=True):
         return f"<MadeToken {self.id}>"
 
 
-class ChangedToken(Token, frozen=True, kw_only=True):
+class ChangedToken(ShownToken, frozen=True, kw_only=True):
     """A token as it is now. `notes`: what is probably a mistake of what was given, in words."""
 
     notes: tuple[str, ...] = ()
 
 
-class TokenNow(Token, frozen=True, kw_only=True):
+class TokenNow(ShownToken, frozen=True, kw_only=True):
     """A token with what each budget of its own counts now."""
 
     budget_use: list[BudgetWindow]
@@ -122,7 +173,7 @@ async def create(client: LocalClient, account: str, body: NewToken) -> MadeToken
         made: Token = await client.store.tokens.create(
             account,
             name=body.name,
-            expires_at=body.expires_at,
+            expires_at=seconds(body.expires_at),
             models=body.models,
             addresses=body.addresses,
             budgets=body.budgets.applied(NO_BUDGETS),
@@ -135,7 +186,7 @@ async def create(client: LocalClient, account: str, body: NewToken) -> MadeToken
 
 
 @action("GET", "/accounts/{account}/tokens", Scope.READ)
-async def list_(client: LocalClient, account: str, query: TokenList) -> Page[Token]:
+async def list_(client: LocalClient, account: str, query: TokenList) -> Page[ShownToken]:
     """List the tokens of an account, the oldest first."""
     await existing(client, account)
     found = await client.store.tokens.all_of(account)
@@ -143,7 +194,7 @@ async def list_(client: LocalClient, account: str, query: TokenList) -> Page[Tok
 
 
 @action("GET", "/tokens", Scope.READ)
-async def list_all(client: LocalClient, query: TokenList) -> Page[Token]:
+async def list_all(client: LocalClient, query: TokenList) -> Page[ShownToken]:
     """List the tokens of all accounts, in the order of the accounts' ids, the oldest first."""
     found: list[Token] = []
     begun = ""
@@ -165,7 +216,7 @@ async def read(client: LocalClient, token: str) -> TokenNow:
     """Return a token, and what each budget of its own counts now. Its text is not known to the gateway."""
     found = await client.store.tokens.get(token)
     calendar = Calendar(time_zone(client.config.time_zone), Clock())
-    return TokenNow(**msgspec.structs.asdict(found), budget_use=await use_of_token(client.store, calendar, found))
+    return TokenNow(**fields_of(found), budget_use=await use_of_token(client.store, calendar, found))
 
 
 @action("PATCH", "/tokens/{token}", Scope.TOKENS)
@@ -173,28 +224,30 @@ async def change(client: LocalClient, token: str, body: TokenChange) -> ChangedT
     """Change a token, from its next request on."""
     if body.name:
         check_name(body.name)
-    client.change.before = before = await client.store.tokens.get(token)
-    client.change.after = after = await client.store.tokens.change(
+    before = await client.store.tokens.get(token)
+    client.change.before = shown(before)
+    after = await client.store.tokens.change(
         before.id,
         name=None if body.name is UNSET else body.name or "",
-        expires_at=body.expires_at,
+        expires_at=UNSET if body.expires_at is UNSET else seconds(body.expires_at),
         models=None if body.models is UNSET else body.models or (),
         addresses=None if body.addresses is UNSET else body.addresses or (),
         budgets=changes(body.budgets, Budgets),
         limits=changes(body.limits, AccountLimits),
     )
+    client.change.after = shown(after)
     notes = await _notes(client, after) if body.models else ()
-    return ChangedToken(**msgspec.structs.asdict(after), notes=tuple(notes))
+    return ChangedToken(**fields_of(after), notes=tuple(notes))
 
 
 @action("POST", "/tokens/{token}/disable", Scope.TOKENS)
-async def disable(client: LocalClient, token: str) -> Token:
+async def disable(client: LocalClient, token: str) -> ShownToken:
     """Refuse requests with a token until it is enabled. Those in progress end within two seconds, charged for what they used."""
     return await _set_status(client, token, TokenStatus.DISABLED)
 
 
 @action("POST", "/tokens/{token}/enable", Scope.TOKENS)
-async def enable(client: LocalClient, token: str) -> Token:
+async def enable(client: LocalClient, token: str) -> ShownToken:
     """Accept a disabled token again."""
     return await _set_status(client, token, TokenStatus.ACTIVE)
 
@@ -202,7 +255,7 @@ async def enable(client: LocalClient, token: str) -> Token:
 @action("DELETE", "/tokens/{token}", Scope.TOKENS, status=204)
 async def delete(client: LocalClient, token: str) -> None:
     """Delete a token for good. Its requests in progress end as with `disable`."""
-    client.change.before = await client.store.tokens.delete(token)
+    client.change.before = shown(await client.store.tokens.delete(token))
 
 
 @action("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201, shown_once="token")
@@ -212,19 +265,19 @@ async def rotate(client: LocalClient, token: str, body: Rotation) -> MadeToken:
     Both count in the same budgets and limits. With an overlap of 0, requests in progress with the old one end as with `disable`.
     Repeated with the same `Idempotency-Key`, it makes no second one: the answer has the token's id, and null for its text.
     """
-    client.change.before = await client.store.tokens.get(token)
+    client.change.before = shown(await client.store.tokens.get(token))
     try:
         made: Token = await client.store.tokens.rotate(
-            token, body.overlap_s, body.expires_at, short_id=_short_id(client, f"rotate {token}")
+            token, body.overlap_s, seconds(body.expires_at), short_id=_short_id(client, f"rotate {token}")
         )
     except MadeBefore as error:
         made, client.change.is_repeated = error.token, True
     return _made(client, made)
 
 
-async def _set_status(client: LocalClient, token: str, status: TokenStatus) -> Token:
-    client.change.before = await client.store.tokens.get(token)
-    client.change.after = after = await client.store.tokens.set_status(token, status)
+async def _set_status(client: LocalClient, token: str, status: TokenStatus) -> ShownToken:
+    client.change.before = shown(await client.store.tokens.get(token))
+    client.change.after = after = shown(await client.store.tokens.set_status(token, status))
     return after
 
 
@@ -234,9 +287,8 @@ def _short_id(client: LocalClient, what: str) -> str:
 
 
 def _made(client: LocalClient, made: Token, notes: Sequence[str] = ()) -> MadeToken:
-    fields = {name: getattr(made, name) for name in Token.__struct_fields__}
-    client.change.after = Token(**fields)
-    return MadeToken(**fields, token=getattr(made, "token", None), notes=tuple(notes))
+    client.change.after = shown(made)
+    return MadeToken(**fields_of(made), token=getattr(made, "token", None), notes=tuple(notes))
 
 
 async def _notes(client: LocalClient, token: Token) -> list[str]:
@@ -247,10 +299,10 @@ async def _notes(client: LocalClient, token: Token) -> list[str]:
     return model_notes(client.config, token.models, *others, whose=f"`{token.id}`")
 
 
-def _page(found: list[Token], limit: int) -> Page[Token]:
+def _page(found: list[Token], limit: int) -> Page[ShownToken]:
     more = len(found) > limit
     last = found[limit - 1] if more else None
-    return Page(found[:limit], more, f"{last.created_at}:{last.id}" if last else None)
+    return Page(list(map(shown, found[:limit])), more, f"{last.created_at}:{last.id}" if last else None)
 
 
 def _place(token: Token) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +34,7 @@ async def create(view: View) -> web.StreamResponse:
         await _check_room(view)
         given: dict[str, Any] = {name: names_in(form[name]) for name in ("models", "addresses")}
         if form["days"]:
-            given["expires_at"] = int(time.time()) + form.number("days") * DAY_S
+            given["expires_at"] = datetime.fromtimestamp(time.time() + form.number("days") * DAY_S, UTC)
         if form["day"]:
             given["budgets"] = {"day_micros": form.micros("day")}
         made = await tokens.create(view.client, account_in(view), body=body(NewToken, name=form["name"], **given))

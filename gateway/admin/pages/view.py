@@ -11,7 +11,7 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 from hashlib import sha256
 from importlib.resources import files
 from math import ceil, floor, log10
@@ -341,8 +341,8 @@ def share(part: float) -> str:
 
 
 @jinja2.pass_context
-def moment(context: jinja2.runtime.Context, at: str | float | None) -> Markup:
-    """Return a time, in ISO 8601 or in seconds since 1970, as people read it in the zone of the page; pointed at, in UTC."""
+def moment(context: jinja2.runtime.Context, at: str | datetime | None) -> Markup:
+    """Return a time as people read it in the zone of the page; pointed at, in UTC."""
     if not at:
         return Markup("")
     utc = local(at, UTC)

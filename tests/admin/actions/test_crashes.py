@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -51,11 +52,11 @@ WRITES: Final[dict[str, Write]] = {
     "money.adjust": lambda local_client: money.adjust(local_client, "alice", body=NewAdjustment("t", -5, "why")),
     "tokens.create": lambda local_client: tokens.create(local_client, "alice", body=NewToken("new")),
     "tokens.change": lambda local_client: tokens.change(
-        local_client, TOKEN, body=TokenChange(name="other", expires_at=4_000_000_000)
+        local_client, TOKEN, body=TokenChange(name="other", expires_at=datetime.fromtimestamp(4_000_000_000, UTC))
     ),
     "tokens.disable": lambda local_client: tokens.disable(local_client, TOKEN),
     "tokens.rotate": lambda local_client: tokens.rotate(
-        local_client, TOKEN, body=Rotation(overlap_s=0, expires_at=4_000_000_000)
+        local_client, TOKEN, body=Rotation(overlap_s=0, expires_at=datetime.fromtimestamp(4_000_000_000, UTC))
     ),
     "tokens.delete": lambda local_client: tokens.delete(local_client, TOKEN),
     "imports.accounts": lambda local_client: imports.accounts(local_client, body=ROWS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import KEY, ManagementTokenList, ManagementTokens, NewManagementToken
 from gateway.base.errors import GatewayError, Refused
 from tests.admin.actions.conftest import LocalClientWith
+
+SECOND = timedelta(seconds=1)
 
 
 def new(name: str = "shop", *scopes: Scope, **more: Any) -> NewManagementToken:
@@ -65,20 +68,22 @@ async def test_a_token_cannot_give_scopes_that_it_does_not_have(local_client: Lo
 
 
 async def test_a_token_that_expires_makes_none_that_lasts_longer(local_client: LocalClient) -> None:
-    soon = int(time.time()) + 1000
+    soon = datetime.now(UTC).replace(microsecond=0) + 1000 * SECOND
     made = await management_tokens.create(local_client, body=new("admin", *Scope, expires_at=soon))
     admin = await client_of(local_client, made.token)
     assert (await management_tokens.create(admin, body=new())).expires_at == soon
-    assert (await management_tokens.create(admin, body=new(expires_at=soon - 1))).expires_at == soon - 1
+    assert (await management_tokens.create(admin, body=new(expires_at=soon - SECOND))).expires_at == soon - SECOND
     with pytest.raises(Refused) as caught:
-        await management_tokens.create(admin, body=new(expires_at=soon + 1))
+        await management_tokens.create(admin, body=new(expires_at=soon + SECOND))
     assert caught.value.param == "expires_at"
     with pytest.raises(Refused):
-        await management_tokens.create(local_client, body=new(expires_at=int(time.time()) - 1))
+        await management_tokens.create(local_client, body=new(expires_at=datetime.now(UTC) - SECOND))
 
 
 async def test_a_token_that_was_revoked_meanwhile_makes_none(local_client: LocalClient) -> None:
-    made = await management_tokens.create(local_client, body=new("admin", *Scope, expires_at=int(time.time()) + 1000))
+    made = await management_tokens.create(
+        local_client, body=new("admin", *Scope, expires_at=datetime.now(UTC) + 1000 * SECOND)
+    )
     admin = await client_of(local_client, made.token)
     await management_tokens.revoke(local_client, made.id)
     with pytest.raises(Refused) as caught:
@@ -89,8 +94,8 @@ async def test_a_token_that_was_revoked_meanwhile_makes_none(local_client: Local
 async def test_a_token_that_has_expired_is_not_accepted(
     local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await management_tokens.create(local_client, body=new(expires_at=int(time.time()) + 1000))
-    monkeypatch.setattr(time, "time", lambda: made.expires_at)
+    made = await management_tokens.create(local_client, body=new(expires_at=datetime.now(UTC) + 1000 * SECOND))
+    monkeypatch.setattr(time, "time", lambda: made.expires_at and made.expires_at.timestamp())
     assert await ManagementTokens(local_client.store.client).authenticate(made.token or "") is None
 
 
@@ -115,7 +120,15 @@ async def test_there_are_not_too_many(local_client: LocalClient, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "fields", [{"scopes": []}, {"scopes": ["root"]}, {"name": ""}, {"name": "x" * 201}, {"expires_at": -1}]
+    "fields",
+    [
+        {"scopes": []},
+        {"scopes": ["root"]},
+        {"name": ""},
+        {"name": "x" * 201},
+        {"expires_at": -1},
+        {"expires_at": "2100-01-01T00:00:00"},
+    ],
 )
 def test_what_makes_no_token_is_refused(fields: Any) -> None:
     with pytest.raises(msgspec.ValidationError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -107,7 +107,9 @@ async def test_tokens_are_listed_by_pages_of_one_account_or_of_all(local_client:
 
 async def test_no_line_of_the_audit_log_has_the_text_of_a_token(local_client: LocalClient) -> None:
     made = await tokens.create(local_client, "alice", body=NewToken())
-    rotated = await tokens.rotate(local_client, made.id, body=Rotation(overlap_s=0, expires_at=int(time.time()) + 60))
+    rotated = await tokens.rotate(
+        local_client, made.id, body=Rotation(overlap_s=0, expires_at=datetime.now(UTC) + timedelta(minutes=1))
+    )
     lines = repr(await local_client.store.client.call("XRANGE", KEY, "-", "+"))
     assert made.id in lines
     for text in (made.token, rotated.token):

@@ -46,7 +46,7 @@ WRITES: Final[dict[str, Sent]] = {
     "credit": ("POST", "/accounts/alice/credits", {"transaction": "t", "amount_micros": 5}),
     "adjust": ("POST", "/accounts/alice/adjustments", {"transaction": "t", "amount_micros": -5, "reason": "why"}),
     "token": ("POST", "/accounts/alice/tokens", {"name": "new"}),
-    "rotate": ("POST", f"/tokens/{OLD}/rotate", {"overlap_s": 0, "expires_at": 4_000_000_000}),
+    "rotate": ("POST", f"/tokens/{OLD}/rotate", {"overlap_s": 0, "expires_at": "2096-10-02T07:06:40Z"}),
     "delete": ("DELETE", f"/tokens/{OLD}", None),
     "import": IMPORT,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -131,9 +132,9 @@ async def test_links_and_sessions_end_with_the_management_token_that_made_them(h
 
 async def test_a_session_ends_when_the_management_token_that_made_it_expires(house: House) -> None:
     tokens = ManagementTokens(house.store.client)
-    made, _ = await tokens.create("shop", ["read"], int(time.time()) + 2, "test")
+    made, _ = await tokens.create("shop", ["read"], datetime.now(UTC) + timedelta(seconds=2), "test")
     browser = await house.browser(actor=Actor("shop", frozenset({Scope.READ}), made.id))
-    while time.time() < (made.expires_at or 0):
+    while made.expires_at and datetime.now(UTC) < made.expires_at:
         await asyncio.sleep(0.05)
     assert (await browser.get("/accounts"))[0] == 401
 
@@ -315,7 +316,10 @@ async def test_a_session_by_token_ends_with_the_token(house: House, portal: Plai
 async def test_tokens_that_may_not_call_from_here_let_nobody_in_and_guesses_are_slowed(
     house: House, portal: PlainBrowser
 ) -> None:
-    elsewhere, expired = await token_of(house, addresses=["192.0.2.0/24"]), await token_of(house, expires_at=1)
+    elsewhere, expired = (
+        await token_of(house, addresses=["192.0.2.0/24"]),
+        await token_of(house, expires_at="1970-01-01T00:00:01Z"),
+    )
     for text in (str(elsewhere.token), str(expired.token), "sk-alice-1a2b3c4d-guess"):
         status, page = await portal.post("/enter", token=text)
         assert (status, "is not accepted here" in page, text in page) == (401, True, False)
