@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.base.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.base.ids import Clock, arrival_ms, drawn, utc
     from gateway.base.leaky_buckets import LeakyBuckets
-    from gateway.chain.plugin import Plugin
+    from gateway.chain.plugin import Plan, PlanPart, Plugin, StalePlan
     from gateway.chain.services import Services
     from gateway.chat.answers import Delta
     from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect, LinesDialect
@@ -42,15 +42,26 @@ if TYPE_CHECKING:
     from gateway.store.accounts import AccountStatus
     from gateway.store.circuit_breaker import AccountBreaker, ChannelBreaker
     from gateway.store.client.client import Script
-    from gateway.store.client.steps import Step
-    from gateway.store.limits import Limited, Taken, TokenLimits
-    from gateway.store.money.scripts import Hold, HoldReply, Settled
-    from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
-    from gateway.usage.record import AttemptRecord, Record, hashed_reference, reference_in, shown_message, shown_name
+    from gateway.store.client.steps import HOLE, ID, Declared, Step
+    from gateway.store.limits import Limited, Rate, RateLimiter, Taken, TokenLimits
+    from gateway.store.money.scripts import Hold, HoldReply, Settled, Settlement
+    from gateway.store.tokens import Authenticated, TokenRefused, Tokens, invalid_token
+    from gateway.usage.log import SentArrival
+    from gateway.usage.record import (
+        AttemptRecord,
+        PreparedRecord,
+        Record,
+        hashed_reference,
+        reference_in,
+        shown_message,
+        shown_name,
+    )
 
 compiled.use()  # before any module is imported that is compiled
 
 __all__ = [
+    "HOLE",
+    "ID",
     "MICROS",
     "AccountBreaker",
     "AccountLimits",
@@ -74,6 +85,7 @@ __all__ = [
     "ChatRequest",
     "CircuitBreaker",
     "Clock",
+    "Declared",
     "Delta",
     "Dialect",
     "Exchange",
@@ -85,8 +97,13 @@ __all__ = [
     "LinesDialect",
     "Operation",
     "Outcome",
+    "Plan",
+    "PlanPart",
     "Plugin",
+    "PreparedRecord",
     "Price",
+    "Rate",
+    "RateLimiter",
     "Record",
     "Refused",
     "Reply",
@@ -94,14 +111,18 @@ __all__ = [
     "Route",
     "RoutingOptions",
     "Script",
+    "SentArrival",
     "Services",
     "Settled",
+    "Settlement",
+    "StalePlan",
     "Step",
     "StoreAway",
     "StoreError",
     "Taken",
     "TokenLimits",
     "TokenRefused",
+    "Tokens",
     "Trace",
     "Usage",
     "address_of",
@@ -127,7 +148,7 @@ _PLACES = {
     "gateway.base.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.base.ids": "Clock arrival_ms drawn utc",
     "gateway.base.leaky_buckets": "LeakyBuckets",
-    "gateway.chain.plugin": "Plugin",
+    "gateway.chain.plugin": "Plan PlanPart Plugin StalePlan",
     "gateway.chain.services": "Services",
     "gateway.chat.answers": "Delta",
     "gateway.chat.dialect": "AnswerDelta AnswerReader ChatRequest Dialect LinesDialect",
@@ -143,11 +164,12 @@ _PLACES = {
     "gateway.store.accounts": "AccountStatus",
     "gateway.store.circuit_breaker": "AccountBreaker ChannelBreaker",
     "gateway.store.client.client": "Script",
-    "gateway.store.client.steps": "Step",
-    "gateway.store.limits": "Limited Taken TokenLimits",
-    "gateway.store.money.scripts": "Hold HoldReply Settled",
-    "gateway.store.tokens": "Authenticated TokenRefused invalid_token",
-    "gateway.usage.record": "AttemptRecord Record hashed_reference reference_in shown_message shown_name",
+    "gateway.store.client.steps": "HOLE ID Declared Step",
+    "gateway.store.limits": "Limited Rate RateLimiter Taken TokenLimits",
+    "gateway.store.money.scripts": "Hold HoldReply Settled Settlement",
+    "gateway.store.tokens": "Authenticated TokenRefused Tokens invalid_token",
+    "gateway.usage.log": "SentArrival",
+    "gateway.usage.record": "AttemptRecord PreparedRecord Record hashed_reference reference_in shown_message shown_name",
 }
 """The modules of the public names."""
 

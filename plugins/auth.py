@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from ipaddress import ip_network
-from typing import Final
+from typing import Any, Final
 
 from multidict import MultiMapping
 
@@ -20,14 +20,19 @@ from gateway import (
     AccountStatus,
     AskedFor,
     Authenticated,
+    Body,
     Caller,
     Exchange,
     LeakyBuckets,
+    Plan,
+    PlanPart,
     Plugin,
     Refused,
     Services,
+    StalePlan,
     Step,
     TokenRefused,
+    Tokens,
     address_of,
     invalid_token,
     network_of,
@@ -40,8 +45,6 @@ KEY: Final = "x-api-key"
 """Anthropic's name of the header with the token, alone in it."""
 MOST_NAMED: Final = 5
 """Tokens that an explanation names."""
-MOST_CALLERS: Final = 4096
-"""Callers that are kept from one request to the next."""
 
 
 class Auth(Plugin):
@@ -63,7 +66,6 @@ class Auth(Plugin):
         self._catalogue = services.catalogue
         self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, monotonic=services.clock.monotonic)
         self._refusals = PacedRefusals()
-        self._callers: dict[str, tuple[Authenticated, Caller]] = {}
 
     async def request_step(self, exchange: Exchange) -> Step | None:
         """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used.
@@ -142,15 +144,7 @@ class Auth(Plugin):
                 "token_restricted",
                 "This token may not be used from this address. Use another, or another network.",
             )
-        exchange[Caller] = self._caller(authenticated)
-
-    def _caller(self, authenticated: Authenticated) -> Caller:
-        """Return the caller, the same as for the request before, unless the token or its account has been read again since."""
-        token, account = authenticated.token, authenticated.account
-        made = self._callers.get(token.id)
-        if made is not None and made[0] is authenticated:
-            return made[1]
-        caller = Caller(
+        exchange[Caller] = Caller(
             account=account.id,
             token_id=token.id,
             group=account.group,
@@ -162,10 +156,14 @@ class Auth(Plugin):
             token_budgets=token.budgets,
             counts_as=token.counts_as,
         )
-        if len(self._callers) >= MOST_CALLERS:
-            self._callers.clear()
-        self._callers[token.id] = authenticated, caller
-        return caller
+
+    def prepare(self, plan: Plan) -> PlanPart:
+        """Return the part that admits a token which is known."""
+        return AuthPart(self, self._tokens, plan[Authenticated], plan[Caller])
+
+    def changed(self, exchange: Exchange, known: Authenticated, reply: Any) -> Awaitable[bool]:
+        """Decide by the reply of a guard that found a difference."""
+        return self._changed(exchange, self._tokens.now(known, reply))
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `request_step`, without what is known: the token's last use is written at the end."""
@@ -203,6 +201,34 @@ class Auth(Plugin):
                 retry_after_s=wait_s,
                 should_retry=False,
             )
+
+
+class AuthPart(PlanPart):
+    """Checks that a token and its account are as they were, by the guard of `Tokens`."""
+
+    def __init__(self, auth: Auth, tokens: Tokens, authenticated: Authenticated, caller: Caller) -> None:
+        self._auth = auth
+        self._tokens = tokens
+        self._authenticated = authenticated
+        self._caller = caller
+        self._addresses = authenticated.token.addresses
+        self.request = tokens.guard(authenticated)
+
+    def fill(self, exchange: Exchange, body: Body) -> tuple[()] | None:
+        known, caller = self._authenticated, self._caller
+        if self._tokens.known(known.text) is not known:
+            raise StalePlan
+        if self._addresses and not _within(exchange.request.peer, self._addresses):
+            return None
+        exchange.token_id, exchange.account, exchange.group = caller.token_id, caller.account, caller.group
+        exchange[Authenticated], exchange[Caller] = known, caller
+        return ()
+
+    def read(self, exchange: Exchange, reply: Any) -> Awaitable[bool] | None:
+        return None if reply == 1 else self._auth.changed(exchange, self._authenticated, reply)
+
+    def fill_end(self, exchange: Exchange) -> tuple[()] | None:
+        return () if self._tokens.touch_step(self._authenticated) is None else None
 
 
 def _credential(headers: Mapping[str, str]) -> str:

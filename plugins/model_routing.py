@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from gateway import (
     AccountBreaker,
@@ -20,6 +21,8 @@ from gateway import (
     Exchange,
     FallbackModel,
     Operation,
+    Plan,
+    PlanPart,
     Plugin,
     Refused,
     Route,
@@ -85,6 +88,18 @@ class ModelRouting(Plugin):
         order = self._by_load if options is None else self._ordering(options)
         candidates = tuple(candidate for tier in tiers for candidate in order(tier, draw))
         exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account), session, fallbacks)
+
+    def prepare(self, plan: Plan) -> PlanPart | None:
+        """Return the part that routes to one channel; None where there is something to choose."""
+        caller = plan[Caller]
+        tiers = self.catalogue.tiers(plan.model, caller.group, plan.operation)
+        if (
+            plan.model in self.options
+            or [len(tier) for tier in tiers] != [1]
+            or not self.catalogue.allows(caller, plan.model)
+        ):
+            return None
+        return RoutePart(self.health, caller.account, tiers[0][0][0])
 
     def _ordering(self, options: RoutingOptions | None) -> Order:
         """Return how the candidates of one priority are ordered."""
@@ -153,6 +168,18 @@ class ModelRouting(Plugin):
         closed = [serving.use for serving in model.servings if serving.use not in open_to_group]
         text = f"{exchange.model} is open to the account, its group and this token"
         return f"{text}; not open to the group: channel {', '.join(closed)}" if closed else text
+
+
+class RoutePart(PlanPart):
+    """Routes to the one channel of a model."""
+
+    def __init__(self, health: ChannelBreaker, account: str, candidate: Candidate) -> None:
+        self._health = health
+        self._account = account
+        self._candidates = (candidate,)
+
+    def read(self, exchange: Exchange, reply: Any) -> None:
+        exchange[Route] = Route(self._candidates, AccountBreaker(self._health, self._account))
 
 
 def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Draw) -> list[Candidate]:

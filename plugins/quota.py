@@ -11,7 +11,7 @@ there is. A budget has one error where it is used up, and a line in an explanati
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from functools import partial
@@ -31,11 +31,15 @@ from gateway import (
     Exchange,
     Hold,
     HoldReply,
+    Plan,
+    PlanPart,
     Plugin,
     Price,
     Refused,
     Services,
     Settled,
+    Settlement,
+    StalePlan,
     Step,
     StoreAway,
     Usage,
@@ -115,7 +119,7 @@ class Quota(Plugin):
             return None
         body = await exchange.body()
         price, full, budgets = priced
-        amount = self._amount(full)
+        amount = self.amount_of(full)
         if amount > LARGEST_AMOUNT:
             raise insufficient(None)
         account = exchange[Caller].account
@@ -123,7 +127,7 @@ class Quota(Plugin):
             account,
             exchange.id,
             amount=amount,
-            floor=min(self._floor(price, body.prompt_tokens_estimate), amount),
+            floor=min(self.floor(price, body.prompt_tokens_estimate), amount),
             lease_ms=self.lease_ms,
             fingerprint=f"{body.size}x{amount}",
             max_holds=self.max_holds,
@@ -142,6 +146,16 @@ class Quota(Plugin):
         exchange[PlacedHold] = hold
         return step
 
+    def prepare(self, plan: Plan) -> PlanPart | None:
+        """Return the part that holds and settles; None where sessions have budgets."""
+        caller = plan[Caller]
+        price = self.catalogue.price(plan.model, caller.group)
+        of_sessions = {each.session for each in (caller.budgets, caller.token_budgets)}
+        of_sessions |= {each.session_requests for each in (caller.budgets, caller.token_budgets)}
+        if price is None or of_sessions != {None}:
+            return None
+        return QuotaPart(self, caller, plan.model, price)
+
     async def on_failover(self, exchange: Exchange) -> None:
         """Hold what a further attempt can cost, and what the failed ones may be billed, at the price of the model that is tried.
 
@@ -156,9 +170,9 @@ class Quota(Plugin):
         if not billed and price == hold.price:
             return
         full = await self._most(exchange, price, billed)
-        amount = self._amount(full)
+        amount = self.amount_of(full)
         if amount > hold.amount:
-            await self._extend(exchange, hold, amount, self._floor(price, billed + body.prompt_tokens_estimate))
+            await self._extend(exchange, hold, amount, self.floor(price, billed + body.prompt_tokens_estimate))
         hold.price, hold.full = price, min(full, LARGEST_AMOUNT)
 
     async def _extend(self, exchange: Exchange, hold: PlacedHold, amount: int, floor: int) -> None:
@@ -173,15 +187,27 @@ class Quota(Plugin):
 
     async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
         hold = exchange[PlacedHold]
+        if not self.note_held(hold, reply):
+            hold.refused = True
+            raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
+
+    async def refuse(self, exchange: Exchange, reply: HoldReply) -> None:
+        """Refuse a request for which nothing is held."""
+        if reply.outcome is Hold.SKEW:
+            await self.wallet.follow_clock()
+        hold = exchange[PlacedHold]
+        hold.refused = True
+        raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
+
+    def note_held(self, hold: PlacedHold, reply: HoldReply) -> bool:
+        """Note what the wallet says of a hold. Return whether it is held."""
         hold.marks = reply.marks
         if reply.expired:
             requests = [request_id for request_id, _ in reply.expired]
             self.log.warning("holds_expired", account=hold.account, requests=requests)
         if reply.outcome in (Hold.HELD, Hold.FUNDS):
             self.alerts.balance(hold.account, reply.balance + reply.credit_line)
-        if reply.outcome is not Hold.HELD:
-            hold.refused = True
-            raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
+        return reply.outcome is Hold.HELD
 
     async def explain(self, exchange: Exchange) -> str:
         """Return the hold, the available balance and each budget, and charge nothing.
@@ -192,7 +218,7 @@ class Quota(Plugin):
         if priced is None:
             return "holds nothing: the request costs nothing, or the model is not open to the account"
         price, full, budgets = priced
-        amount = self._amount(full)
+        amount = self.amount_of(full)
         account = await self.accounts.get(exchange[Caller].account)
         if account is None or account.status is not AccountStatus.ACTIVE:
             raise refusal(Hold.INACTIVE, self.max_holds)
@@ -223,8 +249,9 @@ class Quota(Plugin):
         hold = exchange.get(PlacedHold)
         if hold is None:
             return None
-        hold.step.read = None  # it refers to the exchange, which refers to the hold
-        if hold.refused or not hold.step.may_have_run:
+        if hold.step is not None:
+            hold.step.read = None  # it refers to the exchange, which refers to the hold
+        if hold.refused or (hold.step is not None and not hold.step.may_have_run):
             return None
         usage, served = exchange.usage, self._served(exchange, hold)
         cost = served.of(usage)
@@ -245,9 +272,13 @@ class Quota(Plugin):
         changed = settled.charged != exchange.charge_micros
         if changed:
             exchange.charge(self, settled.charged)
+        self.note_used(exchange, settled)
+        return changed
+
+    def note_used(self, exchange: Exchange, settled: Settled) -> None:
+        """Note for alerts how much of each budget is used."""
         for mark, used in settled.used:
             exchange[PlacedHold].note_use(self.alerts, exchange[Caller], mark, used)
-        return changed
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int, Sequence[Budget]] | None:
         """Return the price, the most that one attempt can cost in micros, and its budgets; None if no hold is needed.
@@ -292,15 +323,65 @@ class Quota(Plugin):
         if body.unit:
             return lambda left: 0
         return lambda left: bisect_right(
-            ceilings, left, key=lambda most: self._amount(price.most(bound, body.n * most))
+            ceilings, left, key=lambda most: self.amount_of(price.most(bound, body.n * most))
         )
 
-    def _floor(self, price: Price, prompt_tokens: int) -> int:
+    def floor(self, price: Price, prompt_tokens: int) -> int:
         """Return what is charged if the gateway crashes, in micros."""
         return price.cost(prompt_tokens, 0) if self.on_crash == "charge_floor" else 0
 
-    def _amount(self, full: int) -> int:
+    def amount_of(self, full: int) -> int:
+        """Return what is held where a request can cost so much, in micros."""
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
+
+
+class QuotaPart(PlanPart):
+    """Holds and settles at the price of one model, in the budgets of one day."""
+
+    def __init__(self, quota: Quota, caller: Caller, model: str, price: Price) -> None:
+        self._quota = quota
+        self._wallet = quota.wallet
+        self._price = price
+        self._recorded = price.record(Usage(answers=1))
+        self._ceiling = quota.catalogue.models[model].max_output_tokens
+        self._parts = quota.catalogue.part_tokens[model]
+        self._account = caller.account
+        self._budgets = quota.calendar.budgets(caller)
+        self._today = quota.calendar.today()
+        self.request = self._wallet.holding(caller.account, quota.lease_ms, quota.max_holds, self._budgets)
+        self.end = self._wallet.settling(caller.account, marked=bool(self._budgets))
+
+    def fill(self, exchange: Exchange, body: Body) -> Sequence[int | str] | None:
+        quota, price = self._quota, self._price
+        if self._budgets and quota.calendar.today() != self._today:
+            raise StalePlan
+        full = price.most(body.prompt_tokens_bound(self._parts), body.n * (body.max_tokens or self._ceiling))
+        amount = quota.amount_of(full)
+        if body.unit or body.service_tier or amount > LARGEST_AMOUNT or not (full or self._budgets):
+            return None
+        exchange.charge(quota, 0)
+        exchange[PlacedHold] = PlacedHold(self._account, price, amount, min(full, LARGEST_AMOUNT), None, self._budgets)
+        return self._wallet.to_hold(amount, quota.floor(price, body.prompt_tokens_estimate), f"{body.size}x{amount}")
+
+    def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
+        held = self._wallet.held(exchange.id, reply)
+        return None if self._quota.note_held(exchange[PlacedHold], held) else self._quota.refuse(exchange, held)
+
+    def fill_end(self, exchange: Exchange) -> Sequence[int | str] | None:
+        hold, attempts, usage, price = exchange[PlacedHold], exchange.attempts, exchange.usage, self._price
+        if len(attempts) != 1 or not usage.answers or attempts[0].service_tier not in ("", "default"):
+            return None
+        cost = price.of(usage)
+        if hold.price is not price or hold.extended or cost > hold.full or bool(hold.marks) is not bool(self._budgets):
+            return None
+        exchange.charge(self._quota, cost, price.record(usage) if price.tiers else self._recorded, usage)
+        kind: Literal["settle", "release"] = "settle" if cost or hold.marks else "release"
+        hold.settlement = Settlement(self._account, exchange.id, cost, kind, hold.marks)
+        return self._wallet.to_settle(hold.settlement)
+
+    def read_end(self, exchange: Exchange, reply: Any) -> None:
+        if (settlement := exchange[PlacedHold].settlement) is not None:
+            self._quota.note_used(exchange, self._wallet.settled(settlement, reply))
 
 
 def ordered(price: Price, body: Body) -> Price:
@@ -311,24 +392,26 @@ def ordered(price: Price, body: Body) -> Price:
 
 
 class PlacedHold(msgspec.Struct):
-    """The hold of one exchange, and the step that places it.
+    """The hold of one exchange, and the step that places it; None where a plan does.
 
     `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `refused`: the wallet refused it.
     `extended`: it grew before a further attempt. `not_extended`: the hold that balance and budgets did not cover.
     `budgets`: those of the caller. `marks`: those that the hold counts in. `service_tier`: the one that the request asks for.
+    `settlement`: how a plan ends it.
     """
 
     account: str
     price: Price
     amount: int
     full: int
-    step: Step
+    step: Step | None
     budgets: Sequence[Budget] = ()
     refused: bool = False
     marks: str = ""
     extended: bool = False
     not_extended: int = 0
     service_tier: str = ""
+    settlement: Settlement | None = None
 
     def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int, fitting: Fitting) -> Refused | StoreAway:
         """Return the error for this hold, or its extension, which the wallet refused."""

@@ -14,18 +14,24 @@ A caller learns of its limits by the `x-ratelimit-*` headers, and by the refusal
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway import (
     AccountLimits,
+    Body,
     Caller,
     Exchange,
     Limited,
     Operation,
+    Plan,
+    PlanPart,
     Plugin,
+    Rate,
+    RateLimiter,
     Refused,
     Services,
     Step,
@@ -41,9 +47,6 @@ LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
 MAX_PENDING: Final = 10_000
 """How many releases are kept to be retried. Slots beyond that are freed when their lease ends."""
-MOST_CALLERS: Final = 4096
-"""Callers whose limits are kept from one request to the next."""
-
 Rules = tuple[AccountLimits, TokenLimits | None]
 """The limits of the account, and those of the token if it has any."""
 
@@ -91,10 +94,9 @@ class RateLimit(Plugin):
         self._log = services.log
         longest_s = max((channel.timers.total for channel in services.catalogue.channels.values()), default=0)
         self._lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
-        self._holding: dict[str, tuple[str, str | None, Step]] = {}
+        self._holding: dict[str, tuple[str, str | None, Step | None]] = {}
         self._pending: deque[Release] = deque()
         self._refusals = PacedRefusals()
-        self._made: dict[str, tuple[Caller, Rules]] = {}
         services.every(RETRY_AFTER_S, self._retry)
 
     async def stop(self) -> None:
@@ -114,9 +116,7 @@ class RateLimit(Plugin):
         async def read(result: Taken | Limited) -> None:
             set_headers(exchange.response_headers, result)
             if isinstance(result, Limited):
-                self._holding.pop(exchange.id, None)
-                await self._refusals.wait(caller.account)
-                raise refusal(result, rules, token, tokens)
+                await self.refuse(exchange, result, rules, token)
             if exchange.request.operation is Operation.ACCOUNT:
                 await self._look(exchange, caller)
 
@@ -130,9 +130,31 @@ class RateLimit(Plugin):
             then=read,
             token=token,
         )
-        if _is_given_back(rules) or (token is not None and _is_given_back(token.rules)):
+        if _is_given_back(rules, token):
             self._holding[exchange.id] = caller.account, token.token_id if token else None, step
         return step
+
+    async def refuse(
+        self, exchange: Exchange, limited: Limited, rules: AccountLimits, token: TokenLimits | None
+    ) -> None:
+        """Refuse a request of which the store took nothing."""
+        self._holding.pop(exchange.id, None)
+        await self._refusals.wait(exchange[Caller].account)
+        raise refusal(limited, rules, token, 0)
+
+    def prepare(self, plan: Plan) -> PlanPart:
+        """Return the part that takes from the limits of a caller."""
+        caller = plan[Caller]
+        rules, token = self._rules(caller, plan.operation)
+        return LimitsPart(self, self._limits, caller.account, self._scope, self._lease_ms, rules, token)
+
+    def holds(self, exchange: Exchange, account: str, token_id: str | None) -> None:
+        """Note that a request gives something back at its end, whatever happens."""
+        self._holding[exchange.id] = account, token_id, None
+
+    def released(self, exchange: Exchange) -> None:
+        """Note that a request has given back what it had."""
+        self._holding.pop(exchange.id, None)
 
     async def _look(self, exchange: Exchange, caller: Caller) -> None:
         """Set the headers for tokens, and take none."""
@@ -165,9 +187,11 @@ class RateLimit(Plugin):
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Release the slot, and count the tokens that were used."""
-        account, token_id, taken = self._holding.get(exchange.id, ("", None, None))
-        if taken is None or not taken.may_have_run:
-            self._holding.pop(exchange.id, None)
+        if (holding := self._holding.get(exchange.id)) is None:
+            return None
+        account, token_id, taken = holding
+        if taken is not None and not taken.may_have_run:
+            self.released(exchange)
             return None
         usage = exchange.usage
         release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens, token_id)
@@ -185,20 +209,13 @@ class RateLimit(Plugin):
             requests = caller.limits.requests_per_minute or self.requests_per_minute
             of_token = AccountLimits(caller.token_limits.requests_per_minute)
             return AccountLimits(requests), _of_token(caller, of_token)
-        made = self._made.get(caller.token_id)
-        if made is not None and made[0] is caller:
-            return made[1]
         own = caller.limits
         limits = AccountLimits(
             own.requests_per_minute or self.requests_per_minute,
             own.tokens_per_minute or self.tokens_per_minute,
             own.concurrent or self.concurrent,
         )
-        rules = limits, _of_token(caller, caller.token_limits)
-        if len(self._made) >= MOST_CALLERS:
-            self._made.clear()
-        self._made[caller.token_id] = caller, rules
-        return rules
+        return limits, _of_token(caller, caller.token_limits)
 
     def _give_back(self, release: Release) -> Step:
         return self._limits.give_back_step(
@@ -234,7 +251,11 @@ async def _tokens(exchange: Exchange, rules: AccountLimits, token: TokenLimits |
     """Return the estimate of the tokens that a request will use."""
     if not _limits_tokens(rules, token):
         return 0
-    body = await exchange.body()
+    return estimate(await exchange.body())
+
+
+def estimate(body: Body) -> int:
+    """Return how many tokens a request is counted as until they are known."""
     return body.prompt_tokens_estimate + body.n * (body.max_tokens or 0)
 
 
@@ -242,18 +263,73 @@ def _limits_tokens(rules: AccountLimits, token: TokenLimits | None) -> bool:
     return rules.tokens_per_minute is not None or (token is not None and token.rules.tokens_per_minute is not None)
 
 
-def _is_given_back(rules: AccountLimits) -> bool:
+def _is_given_back(*limits: AccountLimits | TokenLimits | None) -> bool:
     """Return whether a request that has ended gives something back: its slot, or tokens that it did not use."""
-    return rules.tokens_per_minute is not None or rules.concurrent is not None
+    rules = [each.rules if isinstance(each, TokenLimits) else each for each in limits if each is not None]
+    return any(each.tokens_per_minute is not None or each.concurrent is not None for each in rules)
+
+
+class LimitsPart(PlanPart):
+    """Takes from the limits of one caller, and gives back what a request that was answered did not use."""
+
+    def __init__(
+        self,
+        plugin: RateLimit,
+        limits: RateLimiter,
+        account: str,
+        scope: str,
+        lease_ms: int,
+        rules: AccountLimits,
+        token: TokenLimits | None,
+    ) -> None:
+        self._plugin = plugin
+        self._limits = limits
+        self._account = account
+        self._rules = rules, token
+        self._token_id = token.token_id if token else None
+        self._counts_tokens = _limits_tokens(rules, token)
+        self._gives_back = _is_given_back(rules, token)
+        self.request = limits.taking(account, scope, rules, lease_ms, token)
+        if self._gives_back:
+            self.end = limits.giving_back(account, scope, self._token_id)
+
+    def fill(self, exchange: Exchange, body: Body) -> tuple[int] | None:
+        if not self._counts_tokens:
+            return (0,)
+        tokens = estimate(body)
+        return (tokens,) if self._limits.never_fits(tokens, *self._rules) is None else None
+
+    def begin(self, exchange: Exchange) -> None:
+        if self._gives_back:
+            self._plugin.holds(exchange, self._account, self._token_id)
+
+    def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
+        result = self._limits.result(*self._rules, reply)
+        set_headers(exchange.response_headers, result)
+        return self._plugin.refuse(exchange, result, *self._rules) if isinstance(result, Limited) else None
+
+    def fill_end(self, exchange: Exchange) -> tuple[int, ...]:
+        usage = exchange.usage
+        return (self._limits.counted(usage.prompt_tokens + usage.completion_tokens),) if self._gives_back else ()
+
+    def read_end(self, exchange: Exchange, reply: Any) -> None:
+        self._plugin.released(exchange)
 
 
 def set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
     """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
-    for (limit, remaining, reset), rate in ((_REQUESTS, result.requests), (_TOKENS, result.tokens)):
-        if rate is not None and (remaining not in headers or rate.remaining <= int(headers[remaining])):
-            headers[limit] = str(rate.limit)
-            headers[remaining] = str(rate.remaining)
-            headers[reset] = f"{rate.reset_ms}ms"
+    if result.requests is not None:
+        _set_rate(headers, _REQUESTS, result.requests)
+    if result.tokens is not None:
+        _set_rate(headers, _TOKENS, result.tokens)
+
+
+def _set_rate(headers: dict[str, str], names: tuple[str, str, str], rate: Rate) -> None:
+    limit, remaining, reset = names
+    if remaining not in headers or rate.remaining <= int(headers[remaining]):
+        headers[limit] = str(rate.limit)
+        headers[remaining] = str(rate.remaining)
+        headers[reset] = str(rate.reset_ms) + "ms"
 
 
 def refusal(limited: Limited, rules: AccountLimits, token: TokenLimits | None, tokens: int) -> Refused:

@@ -9,20 +9,25 @@ how many, and from when to when. A request that was admitted always has a record
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import ClassVar, Final
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from gateway import (
     AttemptRecord,
+    Body,
     Caller,
     Exchange,
     Operation,
     Outcome,
+    Plan,
+    PlanPart,
     Plugin,
+    PreparedRecord,
     Record,
     Route,
+    SentArrival,
     Services,
     Step,
     StoreAway,
@@ -44,12 +49,13 @@ NAMED: Final = 5
 
 
 class Arrival(msgspec.Struct):
-    """The open record of an exchange. `written` is done when the store has it; None while it was not sent there."""
+    """The arrival of an exchange. `written` is done when the store has it; None while it was not sent there."""
 
-    record: Record
-    written: asyncio.Future[object] | None = None
+    written: SentArrival | None = None
     reference: str = ""
     """What the caller names the request; only its hash is recorded, with the account as its key."""
+    line: bytes = b""
+    """What a plan has sent last: the arrival or the end."""
 
 
 class UsageLogger(Plugin):
@@ -86,13 +92,18 @@ class UsageLogger(Plugin):
         After too many refusals from an address, its records are opened only once the chain has admitted the request. Raises
         `Refused` for a reference that cannot be kept.
         """
-        arrival = exchange[Arrival] = Arrival(self.usage.opened(exchange))
+        arrival = exchange[Arrival] = Arrival()
         if self._counted.defers(exchange.request.peer):
             exchange.before_upstream(Deferred(self, exchange))
         else:
-            arrival.written = self.usage.submit_arrival(arrival.record)
+            arrival.written = self.usage.submit_arrival(self.usage.opened(exchange))
             exchange.before_upstream(arrival.written)
         arrival.reference = reference_in(exchange.request.headers)
+
+    def prepare(self, plan: Plan) -> PlanPart:
+        """Return the part that writes the records of one caller and one model."""
+        record = self.usage.prepared(plan.operation, plan.generation, plan[Caller], plan.model)
+        return UsagePart(self, record, self._counted)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what would be recorded. This plugin refuses no request."""
@@ -101,15 +112,16 @@ class UsageLogger(Plugin):
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Close the record with all that is known about the exchange, or count the exchange."""
         arrival = exchange[Arrival]
-        if arrival.written is not None and not arrival.written.done():
-            await asyncio.wait([arrival.written])
+        if arrival.written is not None and not arrival.written.sent.done():
+            await asyncio.wait([arrival.written.sent])
+        opened = self.usage.opened(exchange)
         try:
             exceeds = self._counted.exceeds(exchange)
             if arrival.written is None and exceeds:
                 self._counted.count(exchange)
                 return None
             model = exchange.model if exchange.model in self.models else ""
-            record = _closed(arrival.record, exchange, model, *self.usage.caller_of(exchange.request))
+            record = _closed(opened, exchange, model, *self.usage.caller_of(exchange.request))
             if arrival.reference and record.account:
                 reference = hashed_reference(record.account, arrival.reference)
                 record = msgspec.structs.replace(record, reference=reference)
@@ -122,7 +134,7 @@ class UsageLogger(Plugin):
             return await self.usage.end_step(record)
         except Exception:  # a plugin left a wrong value on the exchange
             self.log.exception("record_incomplete", request_id=exchange.id)
-            await self._close_with_certain(arrival.record, exchange)
+            await self._close_with_certain(opened, exchange)
             return None
 
     def _explained(self, record: Record, exchange: Exchange) -> Record:
@@ -178,6 +190,41 @@ class UsageLogger(Plugin):
                 self.log.error("counted_refusals_lost", requests=tally.count, reason=str(error))
 
 
+class UsagePart(PlanPart):
+    """Writes the arrivals and the ends of the requests of one plan."""
+
+    def __init__(self, logger: UsageLogger, record: PreparedRecord, counted: CountedRefusals) -> None:
+        self._usage = logger.usage
+        self._record = record
+        self._counted = counted
+        self.end = logger.usage.appending()
+
+    def fill(self, exchange: Exchange, body: Body) -> tuple[()] | None:
+        if self._counted.defers(exchange.request.peer):
+            return None
+        exchange[Arrival] = Arrival(None, reference_in(exchange.request.headers))
+        return ()
+
+    def begin(self, exchange: Exchange) -> None:
+        arrival = exchange[Arrival]
+        arrival.line = line = self._record.arrived(exchange)
+        arrival.written = written = self._usage.submit_arrival_line(line)
+        exchange.before_upstream(written)
+
+    def fill_end(self, exchange: Exchange) -> Sequence[bytes] | None:
+        arrival = exchange[Arrival]
+        if arrival.written is None or not arrival.written.sent.done() or arrival.reference:
+            return None
+        line = self._record.ended(exchange, arrival.line, *self._usage.caller_of(exchange.request))
+        if line is None or not self._usage.takes_ends():
+            return None
+        arrival.line = line
+        return self._usage.to_append(line)
+
+    def read_end(self, exchange: Exchange, reply: Any) -> None:
+        self._usage.appended(exchange[Arrival].line)
+
+
 class Deferred:
     """The arrival of a request that is sent to the store only when the chain has admitted the request."""
 
@@ -189,9 +236,9 @@ class Deferred:
         exchange = self._exchange
         refused = exchange.refused_by or exchange.body_refusal is not None
         if not refused and exchange.request.operation is not Operation.MISDIRECTED:
-            arrival = exchange[Arrival]
-            arrival.written = self._logger.usage.submit_arrival(arrival.record)
-            yield from arrival.written
+            usage, arrival = self._logger.usage, exchange[Arrival]
+            arrival.written = usage.submit_arrival(usage.opened(exchange))
+            yield from arrival.written.__await__()
         return None
 
 

@@ -11,15 +11,16 @@ from typing import Any, Final, cast
 
 from gateway.base.errors import GatewayError, Misconfigured, Refused
 from gateway.base.log import log
-from gateway.chain.end_hooks import may_fail_over, run_end_hooks
+from gateway.chain.end_hooks import end_by_plan, may_fail_over, run_end_hooks
 from gateway.chain.entry import Entry, api_of, describe_error, is_cancellation, may_answer, origin_of
-from gateway.chain.plugin import PLUGIN_API
+from gateway.chain.plan import PlannedChain, Plans
+from gateway.chain.plugin import PLUGIN_API, StalePlan
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.services import Services
 from gateway.chat.dialect import Dialect
 from gateway.config.channel import HEADER_VALUE, auth_of, check_headers
 from gateway.config.decode import WrongSetting
-from gateway.domain.exchange import Exchange
+from gateway.domain.exchange import Exchange, Outcome
 from gateway.domain.facts import Route
 from gateway.domain.reply import Reply
 from gateway.operations.operation import Operation
@@ -59,6 +60,8 @@ class Chain:
         )
         self._failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
         self._misdirected_entries = tuple(entry for entry in self._request_entries if entry.plugin.sees_misdirected)
+        self.plans: Plans | None = None
+        """Those of requests whose first plugins prepare for them. Set by `start`, None where none does."""
         self.on_response = self._named("on_response")
         self.on_chunk = self._named("on_chunk")
         self.on_delta = self._named("on_delta")
@@ -89,6 +92,8 @@ class Chain:
         Steps of requests use the connection for calls before the upstream, those of ends the one for settlements.
         """
         self._requests, self._ends = services.store.client, services.store.settling
+        if not self._requests.sharded and self._request_entries and self._request_entries[0].defines("prepare"):
+            self.plans = Plans(self._request_entries)
         deadline = time.monotonic() + limit_s
         for index, entry in enumerate(self.entries):
             starting(entry)
@@ -122,7 +127,24 @@ class Chain:
         self._open += 1
         misdirected = exchange.request.operation is Operation.MISDIRECTED
         entries = self._misdirected_entries if misdirected else self._request_entries
-        return await RequestHooks(exchange, entries, entered, self._requests).run()
+        hooks = RequestHooks(exchange, entries, entered, self._requests)
+        plans = self.plans if exchange.whole else None
+        if plans is None:
+            return await hooks.run()
+        place, plan = 0, await plans.find(exchange)
+        if plan is not None:
+            try:
+                place = await hooks.run_plan(plan, await exchange.body())
+            except StalePlan:
+                plans.forget(plan)
+                plan = None
+        reply = await hooks.run(place) if place < len(entries) else None
+        if plan is None:
+            if reply is None:
+                plans.add(exchange)
+        elif place == len(plan.entries):
+            exchange[PlannedChain] = plan
+        return reply
 
     async def may_fail_over(self, exchange: Exchange) -> bool:
         """Return whether the plugins let another upstream be called after one that failed."""
@@ -136,7 +158,11 @@ class Chain:
         To cancel this means to give up the hook that is running: those of the other plugins still run.
         """
         try:
-            await run_end_hooks(exchange, entered, self._ends)
+            plan = exchange.get(PlannedChain)
+            if plan is None or exchange.outcome is not Outcome.COMPLETED:
+                await run_end_hooks(exchange, entered, self._ends)
+            else:
+                await end_by_plan(exchange, plan, entered, self._ends)
         finally:
             self._open -= 1
             if not self._open:

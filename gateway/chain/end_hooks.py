@@ -13,20 +13,25 @@ from typing import Final
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError
 from gateway.base.log import log
 from gateway.chain.entry import Entry, is_cancellation, origin_of
+from gateway.chain.plan import PlannedChain
 from gateway.domain.exchange import Exchange
-from gateway.store.client.client import Client
-from gateway.store.client.steps import Reply, Step, error_in, in_one_slot, planned, ran, submit
+from gateway.store.client.client import Argument, Client
+from gateway.store.client.steps import RAN, Reply, Step, error_in, in_one_slot, planned, ran, submit
 
 NOT_ITS_OUTCOME: Final = "it assigned `exchange.outcome`, which only the gateway sets"
 Planned = tuple[Entry, Step]
 
 
-async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client) -> None:
+async def run_end_hooks(
+    exchange: Exchange, entered: list[Entry], client: Client, lost: GatewayError | None = None
+) -> None:
     """Run the end hooks of all entries of `entered`, the last first. An entry is removed when its hook and step have ended.
 
-    To cancel this means to give up what is waited for: the hooks of the other plugins still run.
+    To cancel this means to give up what is waited for: the hooks of the other plugins still run. `lost`: the error of a plan that
+    has sent the first steps already, and is not sent again.
     """
     hooks = EndHooks(exchange, client)
+    hooks.lost = lost
     while entered:
         place = len(entered)
         while place and not entered[place - 1].waits_at_end:
@@ -44,10 +49,66 @@ async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client
             entered.pop()
 
 
+async def end_by_plan(exchange: Exchange, plan: PlannedChain, entered: list[Entry], client: Client) -> None:
+    """Run the ends of a plan's parts, after the end hooks of the plugins below them.
+
+    Where a part declines, or not all steps ran, the end hooks do all of it: what was sent has the same effect a second time.
+    """
+    if rest := entered[len(plan.entries) :]:
+        if any(entry.plans_end for entry in rest):  # their steps and those of the plan are one script of the hooks
+            await run_end_hooks(exchange, entered, client)
+            return
+        await run_end_hooks(exchange, rest, client)
+        del entered[len(plan.entries) :]
+    outcome = exchange.outcome
+    try:
+        replies = await _replies_to(exchange, plan, client)
+    except GatewayError as error:
+        await run_end_hooks(exchange, entered, client, error)
+        return
+    if replies is None:
+        await run_end_hooks(exchange, entered, client)
+        return
+    for entry, read, number in plan.end_reads:
+        try:
+            read(exchange, replies[number][1] if number >= 0 else None)
+        except BaseException as error:
+            EndHooks(exchange, client).contain(entry, "prepare", error)
+    if exchange.outcome is not outcome:
+        EndHooks(exchange, client).take_back(plan.entries[-1], "prepare")
+    entered.clear()
+
+
+async def _replies_to(exchange: Exchange, plan: PlannedChain, client: Client) -> Sequence[Reply] | None:
+    """Send the ends of a plan's parts. Return their replies; None where a part declines or one of them did not run.
+
+    Raises an error of the store.
+    """
+    values = list[Argument]()
+    try:
+        for fill in plan.end_fills:
+            filled = fill(exchange)
+            if filled is None:
+                return None
+            values += filled
+        if plan.end is None:
+            return ()
+        replies: list[Reply] = await client.send(plan.end.command(exchange.id, values), plan.end.script)
+    except GatewayError:
+        raise
+    except BaseException as error:
+        EndHooks(exchange, client).contain(plan.entries[-1], "prepare", error)
+        return None
+    for status, value in replies:
+        if status != RAN or isinstance(value, Exception):
+            return None
+    return replies if len(replies) == plan.ended else None
+
+
 class EndHooks:
     """The steps that are planned at the end of an exchange."""
 
-    __slots__ = ("_again", "_client", "_exchange", "_planned", "outcome")
+    __slots__ = ("_again", "_client", "_exchange", "_planned", "lost", "outcome")
 
     def __init__(self, exchange: Exchange, client: Client) -> None:
         self._exchange = exchange
@@ -56,6 +117,8 @@ class EndHooks:
         self._planned: list[Planned] = []
         self._again: list[Entry] = []
         """Those that plan again, by what a step has changed."""
+        self.lost: GatewayError | None = None
+        """The error of the first steps, which were sent already."""
 
     async def run(self, entries: list[Entry]) -> None:
         """Ask plugins for their steps, send them, and give each plugin its reply or its error.
@@ -87,7 +150,10 @@ class EndHooks:
 
     def _submit(self, steps: Sequence[Step]) -> asyncio.Future[list[Reply]]:
         try:
-            return submit(self._client, steps)
+            if self.lost is None:
+                return submit(self._client, steps)
+            lost, self.lost = self.lost, None
+            raise lost
         except Exception as error:
             failed = asyncio.get_running_loop().create_future()
             failed.set_exception(error)

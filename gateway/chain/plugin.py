@@ -19,19 +19,70 @@ A plugin says for which version of this contract it is made: `API = 1` in its mo
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Awaitable, Sequence
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
 from gateway.chain.services import Services
 from gateway.chat.answers import Delta
 from gateway.chat.dialect import Dialect
+from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
-from gateway.store.client.steps import Step
+from gateway.store.client.client import Argument
+from gateway.store.client.steps import Declared, Step
+
+Fact = TypeVar("Fact")
 
 PLUGIN_API: Final = 1
 """The version of this contract. It changes when a plugin that kept the contract before would break."""
+
+
+class Plan:
+    """What all requests of one caller for one model have in common, given to `prepare`, with the facts of the first of them."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.operation = exchange.request.operation
+        self.model = exchange.model
+        self.generation = exchange.generation
+        self._exchange = exchange
+
+    def __getitem__(self, fact: type[Fact]) -> Fact:
+        return self._exchange[fact]
+
+
+class StalePlan(Exception):
+    """Raised by `PlanPart.fill` where the plan rests on something that has changed. The request runs the hooks."""
+
+
+class PlanPart:
+    """What a plugin does for each request of a plan, in place of its hooks. A method that a class does not define costs nothing.
+
+    `request` and `end` are the steps, None for none. No method waits. `fill` and `read` see requests in the order of the list,
+    `fill_end` and `read_end` in the reverse order. The end is the plan's where the request was answered whole; otherwise, and where
+    a part declines, the end hooks run, so a part leaves what they need.
+    """
+
+    request: Declared | None = None
+    end: Declared | None = None
+
+    def fill(self, exchange: Exchange, body: Body) -> Sequence[Argument] | None:
+        """Return what fills the holes of `request`, or None where this request is to run the hooks. Do nothing that counts yet."""
+        return ()
+
+    def begin(self, exchange: Exchange) -> None:
+        """Do what is to be done once, when all parts are filled and nothing is sent yet."""
+
+    def read(self, exchange: Exchange, reply: Any) -> Awaitable[bool | None] | None:
+        """Read the reply of `request`, None without one. Return None where the request may pass, or what `Step.read` does then."""
+
+    def fill_end(self, exchange: Exchange) -> Sequence[Argument] | None:
+        """Return what fills the holes of `end`, or None where the end hooks are to run."""
+        return ()
+
+    def read_end(self, exchange: Exchange, reply: Any) -> None:
+        """Read the reply of `end`."""
 
 
 class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):
@@ -66,6 +117,13 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
 
         In place of `on_request`. What the plugins above have planned has not happened yet, and may refuse the request. Called again
         where one of them finds that its plan rested on something that has changed: do nothing here that must happen once.
+        """
+
+    def prepare(self, plan: Plan) -> PlanPart | None:
+        """Return what stands for the hooks of a request and its end in the requests of one token and model, or None for the hooks.
+
+        Called once a plan, with the facts of a request that the hooks have admitted: `plan[Caller]`. The requests of the plan run
+        the hooks from the first plugin on that returns None, as where this returns nothing.
         """
 
     async def explain(self, exchange: Exchange) -> str | None:

@@ -7,17 +7,32 @@ says so may change the request, in its `on_request` or its `explain`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any
 
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.log import log
-from gateway.chain.entry import Entry, is_cancellation, origin_of, place_of_hook
+from gateway.chain.entry import PLUGIN_ERRORS, Entry, is_cancellation, origin_of, place_of_hook
+from gateway.chain.plan import PlannedChain
+from gateway.chain.plugin import StalePlan
+from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
-from gateway.store.client.client import Client
-from gateway.store.client.steps import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, retried, run_steps
+from gateway.store.client.client import Argument, Client
+from gateway.store.client.steps import (
+    FAILED,
+    RAN,
+    STOPPED,
+    Step,
+    error_in,
+    forget,
+    in_one_slot,
+    planned,
+    retried,
+    run_steps,
+)
 
 
 class PlanAgain(Exception):
@@ -28,7 +43,18 @@ class RequestHooks:
     """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
 
     __slots__ = (
-        *("_again", "_client", "_entered", "_entries", "_exchange", "_places", "_planning", "_refusal", "_steps"),
+        *(
+            "_again",
+            "_begun",
+            "_client",
+            "_entered",
+            "_entries",
+            "_exchange",
+            "_places",
+            "_planning",
+            "_refusal",
+            "_steps",
+        ),
     )
 
     def __init__(self, exchange: Exchange, entries: Sequence[Entry], entered: list[Entry], client: Client) -> None:
@@ -43,13 +69,53 @@ class RequestHooks:
         self._refusal: BaseException | None = None
         self._planning: Entry | None = None
         """The plugin that is asked for its step."""
+        self._begun: Sequence[Entry] = ()
+        """Those of which a plan has done what their `on_request` does."""
 
-    async def run(self) -> Reply | None:
-        """Run the hooks, each once; `request_step` again where a step above it says so. Return the reply of a plugin, if any.
+    async def run_plan(self, plan: PlannedChain, body: Body) -> int:
+        """Run the parts of a plan. Return the place in the list from which the hooks are to run, and all that is to be decided.
 
-        Raises what the first plugin raises that does not let the request pass.
+        Raises `StalePlan`, when nothing was done, and what a part raises that does not let the request pass.
         """
-        entries, entered, exchange, place = self._entries, self._entered, self._exchange, 0
+        exchange, client, command = self._exchange, self._client, _command(plan, self._exchange, body)
+        if command is None:
+            return 0
+        for begin in plan.begins:
+            begin(exchange)
+        self._entered += plan.entries
+        replies: Sequence[Any] = ()
+        if plan.request is not None:
+            began = time.monotonic()
+            try:
+                replies = await client.send(command, plan.request.script)
+            except GatewayError as error:  # the script may have run; the steps of the hooks have the same effect then
+                entry = plan.entries[plan.first]
+                if time.monotonic() - began >= client.timeout_s and not self._ignores(entry, "prepare", error):
+                    raise
+                self._begun = plan.begun
+                return plan.first
+        for place, entry, read, number in plan.reads:
+            status, value = replies[number] if number >= 0 else (RAN, None)
+            if status == FAILED or isinstance(value, Exception):
+                self._begun = plan.begun
+                return plan.first
+            try:
+                reading = read(exchange, value)
+            except BaseException as error:
+                if not self._ignores(entry, "prepare", error):
+                    raise
+                continue
+            if (reading is not None or status != RAN) and await self._again_after(entry, status, reading):
+                self._begun = plan.begun
+                return place + 1
+        return len(plan.entries)
+
+    async def run(self, place: int = 0) -> Reply | None:
+        """Run the hooks from a place in the list on, each once; `request_step` again where a step above it says so.
+
+        Return the reply of a plugin, if any. Raises what the first plugin raises that does not let the request pass.
+        """
+        entries, entered, exchange = self._entries, self._entered, self._exchange
         exchange.hooks = self
         try:
             while True:
@@ -63,7 +129,7 @@ class RequestHooks:
                     return None
                 if place >= len(entered):
                     entered.append(entry)
-                if entry.plans_request:
+                if entry.plans_request or entry in self._begun:
                     place = await self._plan(entry, place)
                     continue
                 try:
@@ -84,6 +150,8 @@ class RequestHooks:
 
     async def _plan(self, entry: Entry, place: int) -> int:
         """Ask one plugin for its step. Return the place in the list at which to go on."""
+        if entry in self._begun:
+            return place + 1
         self._planning = entry
         try:
             step = await entry.plugin.request_step(self._exchange)
@@ -147,7 +215,9 @@ class RequestHooks:
                 most = 1
                 continue
             for step, place, (status, value) in zip(steps, places, replies, strict=False):
-                if await self._read(self._entries[place], step, status, value):
+                reading = _reading(step, status, value)
+                forget(step)
+                if await self._again_after(self._entries[place], status, reading):
                     self._again = place + 1
                     return
             count = len(replies) or count
@@ -170,12 +240,10 @@ class RequestHooks:
                     raise
             return []
 
-    async def _read(self, entry: Entry, step: Step, status: int, value: Any) -> bool:
-        """Return whether the plugins below must plan again."""
+    async def _again_after(self, entry: Entry, status: int, reading: Awaitable[bool | None] | None) -> bool:
+        """Wait for what a plugin does about its step's reply. Return whether the plugins below must plan again."""
         try:
-            if (error := error_in(status, value)) is not None:
-                raise error
-            again = step.read is not None and await step.read(value)
+            again = reading is not None and await reading
             if again and status == RAN:
                 raise RuntimeError("`read` wants plugins to plan again whose steps have run")
             if status == STOPPED and not again:
@@ -186,8 +254,6 @@ class RequestHooks:
             if not self._ignores(entry, "request_step", error):
                 raise
             return False
-        finally:
-            forget(step)
         return bool(again)
 
     def _ignores(self, entry: Entry, hook: str, error: BaseException) -> bool:
@@ -206,6 +272,33 @@ class RequestHooks:
         if not isinstance(error, Exception):
             raise RuntimeError(f"'{entry.name}' raised {type(error).__name__}") from error
         return False
+
+
+def _command(plan: PlannedChain, exchange: Exchange, body: Body) -> bytes | None:
+    """Return what a plan sends for a request; None where a part declines. Raises `StalePlan`."""
+    values = list[Argument]()
+    try:
+        for fill in plan.fills:
+            filled = fill(exchange, body)
+            if filled is None:
+                return None
+            values += filled
+        return b"" if plan.request is None else plan.request.command(exchange.id, values)
+    except PLUGIN_ERRORS as error:
+        if isinstance(error, StalePlan):
+            raise
+        return None  # the hooks fail, or find the request in order
+
+
+async def _failing(error: GatewayError) -> bool:
+    raise error
+
+
+def _reading(step: Step, status: int, value: Any) -> Awaitable[bool | None] | None:
+    """Return what a step does about its reply."""
+    if (error := error_in(status, value)) is not None:
+        return _failing(error)
+    return None if step.read is None else step.read(value)
 
 
 def _check_reply(entry: Entry, reply: object) -> None:

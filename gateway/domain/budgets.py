@@ -101,6 +101,11 @@ class Calendar:
             *self._of("token", token, caller.token_budgets, session),
         )
 
+    def today(self) -> tuple[float, float]:
+        """Return when the present day began and when it ends: until then the windows of `budgets` are the same."""
+        self._look()
+        return self._today
+
     def began_ms(self, kind: Literal["day", "week", "month"]) -> int:
         """Return when the current window began, in milliseconds since 1970."""
         self._look()

@@ -119,7 +119,17 @@ class Exchange:
             "on_stop",
             "refused_by",
         ),
-        *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
+        *(
+            "request",
+            "requested_model",
+            "response_headers",
+            "started",
+            "status",
+            "stopped",
+            "texts",
+            "token_id",
+            "whole",
+        ),
     )
     id: str = read_only("_id")
     """UUIDv7. The store, the log and the caller know the request by it, so it never changes."""
@@ -159,11 +169,11 @@ class Exchange:
         """The model that the caller named, where a plugin changed it."""
         self.changed_by: tuple[str, ...] = ()
         """The names of the plugins that changed the request, or the text of its answer."""
-        self.status = 0
         self.outcome: Outcome | None = None
         self.error: Refused | None = None
         self.refused_by = ""
         """The plugin that refused the request, or ended its stream."""
+        self.whole = False  # Whether the body, which is small, has arrived with the head.
         self.answered_by = ""
         """The plugin that answered in place of an upstream."""
         self.notes: dict[str, str] | None = None  # see `note`
@@ -171,7 +181,7 @@ class Exchange:
         self.first_byte: float | None = None
         self.ended: float | None = None
         self.longest_gap_s = 0.0
-        self.events = self.bytes = 0
+        self.events = self.bytes = self.status = 0
         self.stopped: Refused | None = None
         """Why the gateway or a plugin ends this exchange, from `stop` on."""
         self.on_stop: Callable[[], None] | None = None

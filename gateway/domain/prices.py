@@ -34,6 +34,7 @@ class Price(msgspec.Struct, frozen=True):
     ascending order. `most_input` and `most_output`: the highest price of a token here and in the tiers below. `service_tiers`:
     the factors of the service tiers that have a price, and `service_tier` the one that this is the price of. `units`: the prices of
     pictures, seconds and characters, in micros a million of them, `unit` that of what a request is billed by.
+    `factor` and `divisor` make micros of an amount, by the ratio.
     """
 
     input: int
@@ -50,12 +51,15 @@ class Price(msgspec.Struct, frozen=True):
     service_tier: str = ""
     units: tuple[tuple[str, int], ...] = ()
     unit: int = 0
+    factor: int = 0
+    divisor: int = 0
 
     def __post_init__(self) -> None:
         cached = self.input if self.cached_input == AS_INPUT else self.cached_input
         written = self.input if self.cache_write == AS_INPUT else self.cache_write
         most = max(self.most_input, self.input, cached, written)
         settled = {"cached_input": cached, "cache_write": written, "most_input": most}
+        settled |= {"factor": self.ratio.numerator, "divisor": PER_TOKENS * self.ratio.denominator}
         for name, value in {**settled, "most_output": max(self.most_output, self.output)}.items():
             msgspec.structs.force_setattr(self, name, value)
 
@@ -149,7 +153,7 @@ class Price(msgspec.Struct, frozen=True):
         return terms
 
     def _rounded(self, amount: int) -> int:
-        return -(-amount * self.ratio.numerator // (PER_TOKENS * self.ratio.denominator))
+        return -(-amount * self.factor // self.divisor)
 
 
 def price_of(prices: Model | Cost, ratio: Fraction = ONE, model: Model | None = None) -> Price:

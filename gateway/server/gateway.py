@@ -166,6 +166,9 @@ class Gateway:
         body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
+        exchange.whole = (
+            operation.wire is not None and isinstance(request.content, bytes) and len(request.content) <= SMALL
+        )
         if operation.wire is not None and operation.wire.id_header:
             exchange.response_headers[operation.wire.id_header] = exchange.id
         body.belongs_to(exchange)

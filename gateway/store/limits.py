@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,7 +18,7 @@ import msgspec
 from gateway.config.schema import LARGEST_RATE
 from gateway.domain.facts import AccountLimits
 from gateway.store.client.client import Argument, Client, Script
-from gateway.store.client.steps import Step
+from gateway.store.client.steps import HOLE, ID, Declared, Hole, Step
 
 _MINUTE_US: Final = 60_000_000
 _LIMITS: Final = Script.load(Path(__file__).with_name("limits.lua"))
@@ -113,10 +113,36 @@ class RateLimiter:
         """
 
         async def read(reply: Any) -> None:
-            await then(_result(rules, token, reply))
+            await then(self.result(rules, token, reply))
 
-        arguments = _arguments("take", request_id, rules, tokens, lease_ms, token)
-        return _step(account, scope, request_id, token.token_id if token else None, arguments, read)
+        return self.taking(account, scope, rules, lease_ms, token).step(request_id, (tokens,), read)
+
+    @staticmethod
+    def taking(
+        account: str, scope: str, rules: AccountLimits, lease_ms: int, token: TokenLimits | None = None
+    ) -> Declared:
+        """Return the declared step of `take_step`, whose hole is the number of tokens. Its reply is one for `result`."""
+        of_token = () if token is None else _numbers(token.rules)
+        arguments = ("take", ID, HOLE, lease_ms, *_numbers(rules), *of_token)
+        return _declared(account, scope, token.token_id if token else None, arguments)
+
+    @staticmethod
+    def result(rules: AccountLimits, token: TokenLimits | None, reply: Any) -> Taken | Limited:
+        """Return what the reply of `taking` says of these limits."""
+        if token is None:
+            return _of_one(rules, reply)
+        account, own = _of_one(rules, reply[0]), _of_one(token.rules, reply[1])
+        requests, tokens = _tighter(account.requests, own.requests), _tighter(account.tokens, own.tokens)
+        refusals = [(each.retry_after_ms or 0, each) for each in (account, own) if isinstance(each, Limited)]
+        if not refusals:
+            return Taken(requests, tokens)
+        wait_ms, longest = max(refusals, key=itemgetter(0))
+        return Limited(longest.kind, wait_ms, requests, tokens, longest is own)
+
+    @staticmethod
+    def giving_back(account: str, scope: str, token_id: str | None) -> Declared:
+        """Return the declared step of `give_back_step`, whose hole is the number of tokens that are `counted`."""
+        return _declared(account, scope, token_id, ("give_back", ID, HOLE))
 
     async def look(
         self,
@@ -139,8 +165,12 @@ class RateLimiter:
         `token_id`: that of the `TokenLimits` with which they were taken, if any. A correction upwards may exceed the limit; the
         account then waits until the excess has expired.
         """
-        counted = min(tokens, LARGEST_RATE)
-        return _step(account, scope, request_id, token_id, ["give_back", request_id, counted])
+        return self.giving_back(account, scope, token_id).step(request_id, (self.counted(tokens),))
+
+    @staticmethod
+    def counted(tokens: int) -> int:
+        """Return what is given back for so many tokens."""
+        return min(tokens, LARGEST_RATE)
 
     def run(self, step: Step) -> asyncio.Future[object]:
         """Send a step of this class alone, with the other commands of this tick. The future may get `StoreAway`."""
@@ -169,51 +199,24 @@ class RateLimiter:
         never = self.never_fits(tokens, rules, token)
         if never is not None:
             return never
-        arguments = _arguments(operation, request_id, rules, tokens, lease_ms, token)
-        step = _step(account, scope, request_id, token.token_id if token else None, arguments)
-        return _result(rules, token, await self.run(step))
+        step = self.taking(account, scope, rules, lease_ms, token).step(request_id, (tokens,))
+        step.arguments = (operation, *step.arguments[1:])
+        return self.result(rules, token, await self.run(step))
 
 
-def _step(
-    account: str,
-    scope: str,
-    request_id: str,
-    token_id: str | None,
-    arguments: Sequence[Argument],
-    read: Callable[[Any], Awaitable[None]] | None = None,
-) -> Step:
+def _declared(account: str, scope: str, token_id: str | None, arguments: tuple[Argument | Hole, ...]) -> Declared:
     prefix = f"gw:{{{account}}}:limits:{scope}"
-    keys = _keys(prefix, request_id)
     if token_id is None:
-        return Step(_LIMITS, keys, arguments, read)
-    return Step(_LIMITS_OF_TOKEN, keys + _keys(f"{prefix}:{token_id}", request_id), arguments, read)
+        return Declared(_LIMITS, _keys(prefix), arguments)
+    return Declared(_LIMITS_OF_TOKEN, _keys(prefix) + _keys(f"{prefix}:{token_id}"), arguments)
 
 
-def _keys(prefix: str, request_id: str) -> list[str]:
-    return [f"{prefix}:rates", f"{prefix}:slots", f"{prefix}:taken:{request_id}"]
-
-
-def _arguments(
-    operation: str, request_id: str, rules: AccountLimits, tokens: int, lease_ms: int, token: TokenLimits | None
-) -> list[Argument]:
-    of_token = () if token is None else _numbers(token.rules)
-    return [operation, request_id, tokens, lease_ms, *_numbers(rules), *of_token]
+def _keys(prefix: str) -> tuple[str, ...]:
+    return f"{prefix}:rates", f"{prefix}:slots", f"{prefix}:taken:{ID}"
 
 
 def _numbers(rules: AccountLimits) -> tuple[int, int, int]:
     return rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0
-
-
-def _result(rules: AccountLimits, token: TokenLimits | None, reply: Any) -> Taken | Limited:
-    if token is None:
-        return _of_one(rules, reply)
-    account, own = _of_one(rules, reply[0]), _of_one(token.rules, reply[1])
-    requests, tokens = _tighter(account.requests, own.requests), _tighter(account.tokens, own.tokens)
-    refusals = [(each.retry_after_ms or 0, each) for each in (account, own) if isinstance(each, Limited)]
-    if not refusals:
-        return Taken(requests, tokens)
-    wait_ms, longest = max(refusals, key=itemgetter(0))
-    return Limited(longest.kind, wait_ms, requests, tokens, longest is own)
 
 
 def _of_one(rules: AccountLimits, reply: Any) -> Taken | Limited:

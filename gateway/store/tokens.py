@@ -36,7 +36,7 @@ from gateway.store.accounts import (
     wallet_key,
 )
 from gateway.store.client.client import Client, Script
-from gateway.store.client.steps import Step
+from gateway.store.client.steps import Declared, Step
 from gateway.store.pepper import Peppers
 
 HOUR_S: Final = 3600
@@ -127,22 +127,28 @@ class Tokens:
 
         `then` is awaited only in that case, with what `authenticate` would return or raise now.
         """
-        account_id, _, short_id = known.token.id.rpartition("-")
 
         async def read(reply: Any) -> bool:
-            if reply == 1:
-                return False
-            raw, flat = reply
-            self._known.forget(known.text)
-            try:
-                now = self._judge(known.text, account_id, raw, dict(zip(flat[::2], flat[1::2], strict=True)))
-            except TokenRefused as refused:
-                return await then(refused)
-            return await then(now)
+            return reply != 1 and await then(self.now(known, reply))
 
-        return Step(
-            _GUARD, (tokens_key(account_id), account_key(account_id)), (short_id, known.record, *known.profile), read
-        )
+        return self.guard(known).step("", (), read)
+
+    @staticmethod
+    def guard(known: Authenticated) -> Declared:
+        """Return the declared step of `guard_step`. Its reply is 1, or one for `now`."""
+        account_id, _, short_id = known.token.id.rpartition("-")
+        keys = tokens_key(account_id), account_key(account_id)
+        return Declared(_GUARD, keys, (short_id, known.record, *known.profile))
+
+    def now(self, known: Authenticated, reply: Any) -> Authenticated | TokenRefused:
+        """Return what `authenticate` would return or raise now, by the reply of a guard that found a difference."""
+        raw, flat = reply
+        account_id, text = known.token.id.rpartition("-")[0], known.text
+        self._known.forget(text)
+        try:
+            return self._judge(text, account_id, raw, dict(zip(flat[::2], flat[1::2], strict=True)))
+        except TokenRefused as refused:
+            return refused
 
     def touch_step(self, authenticated: Authenticated) -> Step | None:
         """Return a step which records that the token was used, at most once an hour; None where that is recorded."""
@@ -583,9 +589,6 @@ class KnownTokens:
 
     def __len__(self) -> int:
         return len(self._by_text)
-
-    def __repr__(self) -> str:
-        return f"<KnownTokens {len(self)}>"
 
 
 async def made_before(accounts: Accounts, tokens: Tokens, since: int) -> int:

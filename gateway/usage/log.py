@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,12 +25,14 @@ from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.ids import arrival_ms, utc
 from gateway.base.log import log
 from gateway.domain.exchange import Exchange, Request
+from gateway.domain.facts import Caller
+from gateway.operations.operation import Operation
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
-from gateway.store.client.steps import Step
+from gateway.store.client.steps import HOLE, Declared, Step
 from gateway.usage.gateways import Others, others_of
 from gateway.usage.home import Home, folder_of
-from gateway.usage.record import Record, WrittenRecord, caller_of, encode, line_of
+from gateway.usage.record import PreparedRecord, Record, WrittenRecord, caller_of, encode, line_of
 from gateway.usage.search import Search, SearchResult
 from gateway.usage.stream import Spool, id_of, installation_of, short, streams_of
 
@@ -80,7 +83,6 @@ class UsageLog:
         self.gateway = short(self.installation)
         """The name of this gateway in the records of the requests that it received."""
         self._recent = ReplayBuffer(MAX_RECENT_BYTES)
-        self._spooling: set[asyncio.Task[None]] = set()
         self._lengths: dict[str, int] = {}
         self._full = False
         self._measured = -MEASURE_S
@@ -101,17 +103,19 @@ class UsageLog:
         """Return the address and the user agent of a request as its record has them."""
         return caller_of(self._callers, request.peer, request.headers.get("User-Agent", ""))
 
-    def submit_arrival(self, record: Record) -> asyncio.Future[object]:
-        """Send an arrival with the other calls of this tick; the caller must await the future.
+    def submit_arrival(self, record: Record) -> SentArrival:
+        """Send an arrival with the other calls of this tick; the caller must await what is returned.
 
-        The future ends when the arrival is written, or in `StoreAway`: then the request must be refused, and the arrival
-        is in the spool unless the disk does not accept it either.
+        It ends when the arrival is written, or in `StoreAway`: then the request must be refused, and the arrival is in the spool
+        unless the disk does not accept it either.
         """
-        line = encode(record)
-        written: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self.send(line).add_done_callback(partial(self._sent_arrival, line, written))
+        return self.submit_arrival_line(encode(record))
+
+    def submit_arrival_line(self, line: bytes) -> SentArrival:
+        """Do as `submit_arrival` with the line of a record."""
+        sent = self.send(line)
         crash_points.point("arrival.sent")
-        return written
+        return SentArrival(self, line, sent)
 
     async def end(self, record: Record) -> None:
         """Write the end of a request to the stream or to the spool; where neither accepts it, keep it for `write_down`.
@@ -125,29 +129,49 @@ class UsageLog:
         except GatewayError:
             await self._spool_end(record, line)
         else:
-            self._recent.add(line)
-            crash_points.point("record.after")
+            self.appended(line)
 
     async def end_step(self, record: Record) -> Step | None:
         """Return the step that does what `end` does; None where the stream is full, so that the record is in the spool.
 
         Raises `ValueError` or `TypeError` for a record that the database cannot store.
         """
-        self._measure()
-        if self._full:
+        if not self.takes_ends():
             await self.end(record)
             return None
         line = line_of(record)
-        crash_points.point("record.before")
 
         async def read(_: bytes) -> None:
-            self._recent.add(line)
-            crash_points.point("record.after")
+            self.appended(line)
 
         async def failed(_: GatewayError) -> None:
             await self._spool_end(record, line)
 
-        return Step(_APPEND, (self._only or self._stream_of(line),), (FIELD, line), read, failed)
+        return self.appending(line).step("", self.to_append(line), read, failed)
+
+    def takes_ends(self) -> bool:
+        """Return whether ends go to the stream, as it is not full."""
+        self._measure()
+        return not self._full
+
+    def appending(self, line: bytes = b"") -> Declared:
+        """Return the declared step that appends a line, whose hole `to_append` fills. A cluster has several streams for lines."""
+        return Declared(_APPEND, (self._only or self._stream_of(line),), (FIELD, HOLE))
+
+    @staticmethod
+    def to_append(line: bytes) -> Sequence[bytes]:
+        """Return what fills the hole of `appending`."""
+        crash_points.point("record.before")
+        return (line,)
+
+    def appended(self, line: bytes) -> None:
+        """Note that a line was appended by a step."""
+        self._recent.add(line)
+        crash_points.point("record.after")
+
+    def prepared(self, operation: Operation, generation: int, caller: Caller, model: str) -> PreparedRecord:
+        """Return the lines of one caller's requests for one model."""
+        return PreparedRecord(operation, generation, self.gateway, caller, model)
 
     @staticmethod
     def can_store(record: Record) -> bool:
@@ -244,24 +268,13 @@ class UsageLog:
             self._lengths[stream] = length.result()
             self._full = sum(self._lengths.values()) >= self.max_entries
 
-    def _sent_arrival(self, line: bytes, written: asyncio.Future[object], sent: asyncio.Future[Any]) -> None:
-        error = sent.exception()
-        if error is not None:
-            spooling = asyncio.get_running_loop().create_task(self._spool_and_refuse(line, written, error))
-            self._spooling.add(spooling)
-            spooling.add_done_callback(self._spooling.discard)
-        elif not written.done():
-            written.set_result(None)
-
-    async def _spool_and_refuse(self, line: bytes, written: asyncio.Future[object], error: BaseException) -> None:
-        """Write an arrival that the store did not accept to the spool; then fail the future of its `submit_arrival`."""
-        refusal = StoreAway(f"the arrival could not be kept in the store: {error}")
+    async def written(self, line: bytes, sent: asyncio.Future[Any]) -> None:
+        """Wait until an arrival that was sent is written; where the store does not accept it, write it to the spool and raise."""
         try:
+            await sent
+        except GatewayError as error:
             await self._spool(line)
-        except StoreAway as disk_refusal:
-            refusal = disk_refusal
-        if not written.done():
-            written.set_exception(refusal)
+            raise StoreAway(f"the arrival could not be kept in the store: {error}") from None
 
     async def _spool(self, line: bytes) -> None:
         try:
@@ -270,6 +283,22 @@ class UsageLog:
             raise StoreAway(
                 f"the usage log can be written neither to the store nor to the disk ({error.strerror})"
             ) from None
+
+
+class SentArrival:
+    """An arrival that was sent to a log. To await it is to know that it is written."""
+
+    __slots__ = ("_line", "_log", "sent")
+
+    def __init__(self, log: UsageLog, line: bytes, sent: asyncio.Future[Any]) -> None:
+        self._log = log
+        self._line = line
+        self.sent = sent
+
+    def __await__(self) -> Generator[object, None, None]:
+        sent = self.sent
+        if not sent.done() or sent.cancelled() or sent.exception() is not None:
+            yield from self._log.written(self._line, sent).__await__()
 
 
 class Unwritten:

@@ -31,11 +31,13 @@ from multidict import MultiMapping, istr
 
 from gateway.base.addresses import address_of
 from gateway.base.errors import Refused
-from gateway.base.ids import check_time
+from gateway.base.ids import arrival_ms, check_time, utc
 from gateway.base.text import may_be_secret, visible, without_secrets
 from gateway.chat.usage import Usage
-from gateway.domain.exchange import Outcome
-from gateway.domain.prices import price_from
+from gateway.domain.exchange import NOTHING_SAID, Exchange, Outcome
+from gateway.domain.facts import Caller
+from gateway.domain.prices import Price, price_from
+from gateway.operations.operation import Operation
 
 MAX_NUMBER: Final = 2**53
 """No number of a record is larger, so that the sums of a file fit into the integers of SQLite."""
@@ -243,3 +245,143 @@ def shown_name(text: str) -> str:
 def shown_message(text: str) -> str:
     """Return the message of an error as a record may have it: short, and without words that may be secrets."""
     return without_secrets(text[: 2 * MOST_OF_MESSAGE])[:MOST_OF_MESSAGE]
+
+
+BEGIN: Final = b'{"id":"","arrived_at":""'
+BEGIN_SIZE: Final = len(BEGIN) + 36 + len("2026-11-21T06:21:30.123Z")
+"""The bytes of an arrival's line that are those of the end, too."""
+
+
+class PreparedAttempt(msgspec.Struct, gc=False):
+    """The fields of the one attempt, as `AttemptRecord` has them."""
+
+    channel: str
+    status: int
+    cost_micros: int | None
+    upstream_request_id: str
+    completion_id: str
+
+
+class PreparedEnd(msgspec.Struct, gc=False):
+    """The fields of an end that differ between the requests of a plan, as `Record` has them."""
+
+    channel: str
+    upstream_request_id: str
+    completion_id: str
+    attempts: tuple[PreparedAttempt]
+    cost_price: msgspec.Raw
+    cost_micros: int | None
+    margin_micros: int | None
+    upstream_cost_micros: int | None
+    price: dict[str, object]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cache_write_tokens: int
+    usage_source: str
+    charge_micros: int
+    first_byte_ms: int
+    duration_ms: int
+    longest_gap_ms: int
+    events: int
+    bytes: int
+    upstream_usage: str
+    address: str
+    user_agent: str
+
+
+class PreparedRecord:
+    """The lines of the requests of one caller for one model: what they have in common is encoded once.
+
+    An end is that of an answer that one upstream gave whole. Its values cannot be wrong, so it is not read again to check it, as
+    those are that plugins may have a part in.
+    """
+
+    __slots__ = ("_arrival", "_common", "_costs", "_model")
+
+    def __init__(self, operation: Operation, generation: int, gateway: str, caller: Caller, model: str) -> None:
+        arrival = WrittenRecord(id="", arrived_at="", operation=operation, config=generation, gateway=gateway)
+        self._model = model
+        self._arrival = encode(arrival)[len(BEGIN) - 1 :]
+        ended = msgspec.structs.replace(
+            arrival,
+            account=caller.account,
+            token_id=caller.token_id,
+            group=caller.group,
+            model=model,
+            status=200,
+            outcome=Outcome.COMPLETED,
+        )
+        self._common = encode(ended)[len(BEGIN) :]
+        self._costs: dict[str, msgspec.Raw] = {}
+
+    def arrived(self, exchange: Exchange) -> bytes:
+        """Return the line of an arrival."""
+        id_ = exchange.id
+        return f'{{"id":"{id_}","arrived_at":"{utc(arrival_ms(id_))}'.encode() + self._arrival
+
+    def ended(self, exchange: Exchange, arrival: bytes, address: str, user_agent: str) -> bytes | None:
+        """Return the line of an end, None for a request that has more to tell. `arrival`: the line of its arrival."""
+        if (
+            len(exchange.attempts) != 1
+            or exchange.model != self._model
+            or exchange.outcome is not Outcome.COMPLETED
+            or exchange.status != 200
+            or exchange.error is not None
+            or exchange.notes is not None
+            or exchange.changed_by
+            or exchange.answered_by
+            or exchange.refused_by
+            or exchange.first_byte is None
+        ):
+            return None
+        attempt = exchange.attempts[0]
+        usage, cost, channel = attempt.usage, attempt.cost, exchange.channel
+        if (
+            attempt.channel != channel
+            or attempt.status != 200
+            or attempt.error
+            or attempt.dialect
+            or attempt.said is not NOTHING_SAID
+            or not usage.answers
+            or exchange.usage is not usage
+            or (cost is not None and (cost.tiers or cost.unit))
+        ):
+            return None
+        upstream_id, completion_id = attempt.upstream_request_id[:MOST], attempt.completion_id[:MOST]
+        charge, costs, events, size = exchange.charge_micros, attempt.cost_micros, exchange.events, exchange.bytes
+        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        cached, written = usage.cached_tokens, usage.cache_write_tokens
+        if type(prompt + completion + cached + written + events + size) is not int:  # a plugin has set another one
+            return None
+        end = PreparedEnd(
+            channel,
+            upstream_id,
+            completion_id,
+            (PreparedAttempt(channel, 200, costs, upstream_id, completion_id),),
+            self._costs.get(channel) or self._add(channel, cost),
+            costs,
+            None if costs is None else charge - costs,
+            attempt.stated_micros,
+            exchange.price,
+            prompt,
+            completion,
+            cached,
+            written,
+            usage.source,
+            charge,
+            round((exchange.first_byte - exchange.started) * 1000),
+            round(exchange.duration_ms),
+            round(exchange.longest_gap_s * 1000),
+            events,
+            size,
+            attempt.reported,
+            address,
+            user_agent,
+        )
+        return b"".join((arrival[:BEGIN_SIZE], b",", encode(end)[1:-1], self._common))
+
+    def _add(self, channel: str, cost: Price | None) -> msgspec.Raw:
+        terms = {} if cost is None else cost.record(Usage(answers=1))
+        found = self._costs[channel] = msgspec.Raw(encode(terms))
+        return found

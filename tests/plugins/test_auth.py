@@ -107,18 +107,6 @@ async def test_budgets_and_limits_are_the_accounts_own_field_by_field_and_else_i
         assert (known.token_budgets, known.token_limits) == (Budgets(), AccountLimits())
 
 
-async def test_callers_are_kept_up_to_a_bound(given: Services, auth: Auth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.auth.MOST_CALLERS", 2)
-    tokens = [(await given.store.tokens.create("alice")).token for _ in range(5)]
-    for token in tokens * 2:
-        asked, again = with_token(token), with_token(token)
-        await run_request(auth, asked, given)
-        await run_request(auth, again, given)
-        assert again[Caller] is asked[Caller]
-        assert asked[Caller].token_id in token.removeprefix("sk-")
-        assert len(auth._callers) <= 2
-
-
 async def test_an_account_and_a_token_without_restrictions_have_none(given: Services, auth: Auth) -> None:
     asked = with_token((await given.store.tokens.create("alice")).token)
     await run_request(auth, asked, given)

@@ -109,3 +109,48 @@ def pack(tuple command):
             return pack_command(command)
         at = put_part(at, text, size)
     return PyBytes_FromStringAndSize(PACKED, at - PACKED)
+
+
+def fill(tuple parts, str request_id, tuple values):
+    """Return the command of these parts: bytes, None for the id of a request, anything else for the next value."""
+    cdef Py_ssize_t size = 0, place, taken = 0
+    cdef int overflow = 0
+    cdef long long number
+    cdef const char* text
+    cdef char* at = PACKED
+    cdef char* end = PACKED + ROOM - FRAMING
+    cdef Py_ssize_t id_size = 0
+    cdef const char* id_text = PyUnicode_AsUTF8AndSize(<PyObject*>request_id, &id_size)
+    cdef PyObject* part
+    cdef bint framed
+    for place in range(PyTuple_GET_SIZE(parts)):
+        part = PyTuple_GetItem(parts, place)
+        framed = False
+        if PyBytes_CheckExact(part):
+            text, size = PyBytes_AS_STRING(<object>part), PyBytes_GET_SIZE(<object>part)
+        elif part == <PyObject*>None:
+            text, size = id_text, id_size
+        else:
+            if taken >= PyTuple_GET_SIZE(values):
+                raise ValueError("fewer values than holes")
+            part = PyTuple_GetItem(values, taken)
+            taken += 1
+            framed = True
+            if PyUnicode_CheckExact(part):
+                text = PyUnicode_AsUTF8AndSize(part, &size)
+            elif PyBytes_CheckExact(part):
+                text, size = PyBytes_AS_STRING(<object>part), PyBytes_GET_SIZE(<object>part)
+            else:
+                number = PyLong_AsLongLongAndOverflow(part, &overflow)
+                if overflow or at >= end:
+                    raise ValueError("a number of more than 64 bits")
+                at = put_signed(at, number)
+                continue
+        if size >= end - at:
+            raise ValueError("a command of more than 64 KiB is not filled")
+        if framed:
+            at = put_part(at, text, size)
+        else:
+            memcpy(at, text, size)
+            at += size
+    return PyBytes_FromStringAndSize(PACKED, at - PACKED)

@@ -85,6 +85,10 @@ class Client:
         """Run a script and return the future of its reply, as `submit` does. Its keys must be in one hash slot."""
         return self._topology.submit(("EVALSHA", script.digest, len(keys), *keys, *arguments), None, script.text)
 
+    def send(self, command: bytes, script: Script) -> asyncio.Future[Any]:
+        """Do as `run` with a command that is packed already. Not for a store whose keys are `sharded`."""
+        return self._topology.send(command, None, script.text)
+
     async def keys(self, pattern: str) -> AsyncIterator[str]:
         """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""
         if self.sharded:  # redis-py scans all masters

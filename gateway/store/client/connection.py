@@ -22,11 +22,11 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from gateway.base.errors import StoreAway, StoreError
-from gateway.store.client.protocol import MOMENTARY, Command, Demoted, UnknownScript, error_of, pack
+from gateway.store.client.protocol import MOMENTARY, Demoted, UnknownScript, error_of, with_text
 
 Convert = Callable[[Any], Any]
-PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, Command, str | None, bytes]
-"""A pending command: deadline, future, converter of the reply, the command, the text of its script, bytes to send."""
+PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, str | None, bytes]
+"""A pending command: deadline, future, converter of the reply, the text of its script, bytes to send."""
 
 MAX_PAUSE_S: Final = 0.2
 """The maximum pause between two attempts to connect to a server that is away."""
@@ -83,9 +83,9 @@ class Connection(asyncio.Protocol):
         self._ended = asyncio.Event()
         self._task = self._loop.create_task(self._run(link, pause_s), name=TASK)
 
-    def submit(
+    def send(
         self,
-        command: Command,
+        packed: bytes,
         convert: Convert | None = None,
         script: str | None = None,
         future: asyncio.Future[Any] | None = None,
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
             deadline = self._loop.time() + self._timeout_s
             if self.opened:
                 self._loop.call_soon(self._flush)
-        unsent.append((deadline, future, convert, command, script, pack(command)))
+        unsent.append((deadline, future, convert, script, packed))
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._watch)
         return future
@@ -126,14 +126,14 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    _, future, convert, command, script, _ = self._sent.popleft()
+                    _, future, convert, script, packed = self._sent.popleft()
                     replies += 1
                     if not isinstance(reply, Exception):
                         if not future.done():
                             _answer(future, reply, convert)
                     elif type(reply) is UnknownScript and script is not None:
                         if not future.done():
-                            self.submit(with_text(command, script), convert, None, future)
+                            self.send(with_text(packed, script), convert, None, future)
                     else:
                         demoted |= type(reply) is Demoted
                         _refuse(future, reply)
@@ -204,11 +204,6 @@ class Connection(asyncio.Protocol):
         self._unsent.clear()
         for _, future, *_ in waiting:
             _refuse(future, StoreAway(why))
-
-
-def with_text(command: Command, script: str) -> Command:
-    """Return the command that sends the text of a script (EVAL) in place of its digest (EVALSHA)."""
-    return ("EVAL", script, *command[2:])
 
 
 def _first_error(error: Exception) -> Exception:

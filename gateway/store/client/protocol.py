@@ -19,10 +19,29 @@ from gateway.base.errors import StoreAway, StoreError
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
 
-pack: Final[Callable[[Command], bytes]] = (
-    pack_command if WHY_PURE else import_module("gateway.store.client._pack").pack  # type: ignore[assignment]
-)
+_pack: Final = None if WHY_PURE else import_module("gateway.store.client._pack")
+pack: Final[Callable[[Command], bytes]] = _pack.pack if _pack else pack_command  # type: ignore[assignment, unused-ignore]
 """Returns a command in the form in which it is sent. Raises `TypeError` for an argument of another type."""
+
+
+def _fill(parts: tuple[object, ...], request_id: str, values: tuple[Argument, ...]) -> bytes:
+    """Return the command of these parts: bytes, None for the id of a request, anything else for the next value."""
+    given = iter(values)
+    filled: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            filled.append(part)
+        elif part is None:
+            filled.append(request_id.encode())
+        else:
+            value = next(given)
+            raw = value if isinstance(value, bytes) else str(value).encode()
+            filled += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+    return b"".join(filled)
+
+
+fill: Final[Callable[[tuple[object, ...], str, tuple[Argument, ...]], bytes]] = _pack.fill if _pack else _fill
+"""Fills the holes of a command that was packed beforehand. Raises `ValueError` or `StopIteration` for too few values."""
 
 MOMENTARY: Final = (
     *("LOADING", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "MISCONF", "MOVED"),
@@ -51,3 +70,10 @@ def error_of(text: str) -> Exception:
     if word in MOMENTARY:
         return (Demoted if word == "READONLY" else StoreAway)(REFUSED.get(word, f"the store cannot serve: {word}"))
     return StoreError(text[:200])
+
+
+def with_text(packed: bytes, script: str) -> bytes:
+    """Return the command that sends the text of a script (EVAL) in place of its digest (EVALSHA)."""
+    count, _, _, _, _, rest = packed.split(b"\r\n", 5)
+    text = script.encode()
+    return b"\r\n".join((count, b"$4", b"EVAL", b"$%d" % len(text), text, rest))

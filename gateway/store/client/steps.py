@@ -5,6 +5,9 @@
 2. **A step sees its own keys and arguments only**, and its plugin only its own reply.
 3. **The step of a request may be sent again** after a lost reply, so it must have the same effect then: use the request's id.
 
+A **declared** step is written down once and filled for each request: a text of it has `ID` where the request's id goes, an argument
+that differs otherwise is a `HOLE`. `Declared.step` makes a step of it, `Filled` the command of several, in bytes.
+
 `retried` repeats a call whose effect is the same when it is repeated.
 """
 
@@ -21,7 +24,7 @@ import msgspec
 
 from gateway.base.errors import GatewayError, StoreAway, StoreError
 from gateway.store.client.client import Argument, Client, Script
-from gateway.store.client.protocol import error_of
+from gateway.store.client.protocol import error_of, fill
 
 _RUN: Final = Path(__file__).with_name("steps.lua").read_text(encoding="utf-8")
 
@@ -32,6 +35,10 @@ FAILED: Final = 2
 
 MAX_VALUES: Final = 4000
 """Keys and arguments of one step. Lua's stack has room for twice as many."""
+
+ID: Final = chr(0)
+"""Stands in a text for the id of the request."""
+ID_LENGTH: Final = 36
 
 Reply = Sequence[Any]
 """Of a step: its state, and its reply, or the text of the error where it failed."""
@@ -60,6 +67,76 @@ class Step(msgspec.Struct, eq=False):
 
     def __repr__(self) -> str:
         return f"<Step {self.script.name} {', '.join(self.keys)}>"
+
+
+class Hole:
+    """The type of `HOLE`, which stands for an argument that each request has of its own."""
+
+
+HOLE: Final = Hole()
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """A Lua function for the store, as in `Step`, of which some arguments are holes. Its keys are in one hash slot."""
+
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument | Hole] = ()
+
+    def step(
+        self,
+        request_id: str,
+        values: Sequence[Argument] = (),
+        read: Callable[[Any], Awaitable[bool | None]] | None = None,
+        failed: Callable[[GatewayError], Awaitable[None]] | None = None,
+    ) -> Step:
+        """Return the step of one request. `values` fill the holes in their order."""
+        given = iter(values)
+        arguments = [
+            next(given) if isinstance(each, Hole) else each.replace(ID, request_id) if isinstance(each, str) else each
+            for each in self.arguments
+        ]
+        return Step(self.script, [key.replace(ID, request_id) for key in self.keys], arguments, read, failed)
+
+
+class Filled:
+    """The command that runs declared steps as one script."""
+
+    __slots__ = ("_parts", "script")
+
+    def __init__(self, steps: Sequence[Declared]) -> None:
+        self.script = together(*(step.script for step in steps))
+        keys = [key for step in steps for key in step.keys]
+        counts = [size for step in steps for size in (len(step.keys), len(step.arguments))]
+        arguments = [each for step in steps for each in step.arguments]
+        command = ("EVALSHA", self.script.digest, len(keys), *keys, *counts, *arguments)
+        parts: list[bytes | Hole | None] = [b"*%d\r\n" % len(command)]
+        for part in command:
+            if isinstance(part, Hole):
+                parts.append(part)
+                continue
+            texts = [each.encode() for each in part.split(ID)] if isinstance(part, str) else [_bytes(part)]
+            size = sum(map(len, texts)) + (len(texts) - 1) * ID_LENGTH
+            parts.append(b"$%d\r\n%b" % (size, texts[0]))
+            for text in texts[1:]:
+                parts += (None, text)
+            parts.append(b"\r\n")
+        joined = parts[:1]
+        for each in parts[1:]:
+            if isinstance(each, bytes) and isinstance(joined[-1], bytes):
+                joined[-1] += each
+            else:
+                joined.append(each)
+        self._parts = tuple(joined)
+        """Constants, a `HOLE` for each value, and None for each time that the id goes there."""
+
+    def command(self, request_id: str, values: Sequence[Argument]) -> bytes:
+        """Return the bytes of the command for one request. `values` fill the holes in their order."""
+        return fill(self._parts, request_id, tuple(values))
+
+
+def _bytes(value: bytes | int) -> bytes:
+    return b"%d" % value if isinstance(value, int) else value
 
 
 def planned(step: object) -> Step:
@@ -107,7 +184,7 @@ def submit(client: Client, steps: Sequence[Step]) -> asyncio.Future[list[Reply]]
             raise ValueError(f"a step has {sum(sizes)} keys and arguments; the most is {MAX_VALUES}")
         counts += sizes
         arguments += step.arguments
-    reply = client.run(_together(*scripts), keys, counts + arguments)
+    reply = client.run(together(*scripts), keys, counts + arguments)
     for step in steps:
         step.may_have_run = True
     return reply
@@ -146,7 +223,7 @@ def slot_tag(key: str) -> str:
 
 
 @lru_cache(256)
-def _together(*scripts: Script) -> Script:
+def together(*scripts: Script) -> Script:
     """Return the script that runs `scripts`, each as a function with `KEYS` and `ARGV` of its own."""
     functions = ",\n".join(f"function(KEYS, ARGV)\n{script.text}\nend" for script in scripts)
     return Script("steps", f"local functions = {{\n{functions}\n}}\n{_RUN}")

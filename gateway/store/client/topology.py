@@ -18,8 +18,8 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.base.errors import Misconfigured, StoreAway
-from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Connection, Convert, translated, with_text
-from gateway.store.client.protocol import Command
+from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Connection, Convert, translated
+from gateway.store.client.protocol import Command, pack
 
 TRIES: Final = 2
 """A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""
@@ -36,6 +36,9 @@ class Topology(Protocol):
 
         `script`: the text to send where the command calls a script that the store does not know.
         """
+
+    def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
+        """Do as `submit` with a command that is packed already. Only where keys are not sharded."""
 
     async def follow(self) -> None:
         """Switch to the new primary after a failover, even if the old one still responds."""
@@ -130,9 +133,12 @@ class SingleServer:
         self._pause_s = 0.0
 
     def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
+        return self.send(pack(command), convert, script)
+
+    def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
             self._connection = self._next()
-        return self._connection.submit(command, convert, script)
+        return self._connection.send(packed, convert, script)
 
     async def follow(self) -> None:
         if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
@@ -186,6 +192,9 @@ class Cluster:
         task.add_done_callback(self._tasks.discard)
         return future
 
+    def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
+        raise NotImplementedError("redis-py chooses the node of a command by its keys")
+
     async def follow(self) -> None:
         """Do nothing: redis-py follows the redirections of the nodes."""
 
@@ -204,7 +213,7 @@ class Cluster:
                 try:
                     reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
                 except NoScriptError:
-                    text = command if script is None else with_text(command, script)
+                    text = command if script is None else ("EVAL", script, *command[2:])
                     reply = await self.redis.execute_command(*text)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             meant = translated(error)

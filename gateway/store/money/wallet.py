@@ -25,7 +25,7 @@ from gateway.base.errors import GatewayError, StoreAway, StoreError
 from gateway.domain.budgets import Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.durability import ReplayBuffer
-from gateway.store.client.steps import Step, retried
+from gateway.store.client.steps import HOLE, ID, Declared, Step, retried
 from gateway.store.money.archive import Archive
 from gateway.store.money.audit import AccountAudit, read_ledger
 from gateway.store.money.budgets import arguments_of, limits_of, read_budgets
@@ -137,16 +137,31 @@ class Wallet:
         budgets: Sequence[Budget] = (),
     ) -> Step:
         """Return the step that does what `hold` does. `then` is awaited with the result."""
-        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds, budgets)
-        crash_points.point("hold.before")
 
         async def read(reply: list[Any]) -> None:
-            held = hold_reply(checked(reply, request_id))
+            held = self.held(request_id, reply)
             if held.outcome is Hold.SKEW:
                 await self.follow_clock()
             await then(held)
 
-        return Step(self.scripts["hold"], keys_of(account), (request_id, *terms), read)
+        values = self.to_hold(amount, floor, fingerprint)
+        return self.holding(account, lease_ms, max_holds, budgets).step(request_id, values, read)
+
+    @staticmethod
+    def to_hold(amount: int, floor: int, fingerprint: str) -> Sequence[int | str]:
+        """Return what fills the holes of `holding`."""
+        crash_points.point("hold.before")
+        return amount, min(floor, amount), fingerprint
+
+    @staticmethod
+    def held(request_id: str, reply: list[Any]) -> HoldReply:
+        """Return the result of a hold by its reply. Raises `StoreAway` for the reply to another call."""
+        return hold_reply(checked(reply, request_id))
+
+    def holding(self, account: str, lease_ms: int, max_holds: int, budgets: Sequence[Budget] = ()) -> Declared:
+        """Return the declared step of `hold_step`, whose holes `to_hold` fills."""
+        arguments = (ID, HOLE, HOLE, lease_ms, HOLE, max_holds, *self._window, *arguments_of(budgets))
+        return Declared(self.scripts["hold"], keys_of(account), arguments)
 
     def settle_step(
         self,
@@ -164,15 +179,26 @@ class Wallet:
         its hold returned.
         """
         settlement = Settlement(account, request_id, cost, "settle" if cost or answered else "release", marks)
-        crash_points.point("settle.before")
 
         async def read(reply: list[Any]) -> bool:
-            return await then(self._settled(settlement, checked(reply, request_id)))
+            return await then(self.settled(settlement, reply))
 
         async def failed(_: GatewayError) -> None:
             await then(await self._resolve(settlement))
 
-        return Step(self.scripts["settle"], keys_of(account), (request_id, *self._resolving(settlement)), read, failed)
+        return self.settling(account, marked=bool(marks)).step(request_id, self.to_settle(settlement), read, failed)
+
+    @staticmethod
+    def to_settle(settlement: Settlement) -> Sequence[int | str]:
+        """Return what fills the holes of `settling`."""
+        crash_points.point("settle.before")
+        kind, cost, marks = settlement.kind, settlement.cost, settlement.marks
+        return (kind, cost, marks) if marks else (kind, cost)
+
+    def settling(self, account: str, *, marked: bool) -> Declared:
+        """Return the declared step of `settle_step`, whose holes `to_settle` fills. `marked`: the hold has marks."""
+        marks = (HOLE,) if marked else ()
+        return Declared(self.scripts["settle"], keys_of(account), (ID, HOLE, HOLE, *self._window, *marks))
 
     async def settle(self, account: str, request_id: str, cost: int, marks: str = "") -> Settled:
         """Charge a request its cost and end its hold. With a journal, no error of the store is raised."""
@@ -202,10 +228,11 @@ class Wallet:
         """Send a settlement once."""
         crash_points.point("settle.before")
         account, request_id, terms = settlement.account, settlement.request_id, self._resolving(settlement)
-        return self._settled(settlement, await self._call("settle", self._settling, account, request_id, *terms))
+        return self.settled(settlement, await self._call("settle", self._settling, account, request_id, *terms))
 
-    def _settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
-        _, outcome, charged, *marked = reply
+    def settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
+        """Return the result of a settlement by its reply. Raises `StoreAway` for the reply to another call."""
+        _, outcome, charged, *marked = checked(reply, settlement.request_id)
         crash_points.point("settle.after")
         self._recent.add(settlement)
         return Settled(SETTLES[outcome], charged, used_in(*marked) if marked else ())

@@ -229,7 +229,8 @@ async def test_a_reply_that_cannot_be_converted_is_an_error_of_its_call_alone(cl
 
     link = client.redis.connection_pool.make_connection()  # type: ignore[union-attr]
     connection = Connection(link, timeout_s=0.5, pause_s=0)
-    odd, good = connection.submit(("PING",), convert=lambda reply: reply["field"]), connection.submit(("PING",))
+    ping = pack(("PING",))
+    odd, good = connection.send(ping, convert=lambda reply: reply["field"]), connection.send(ping)
     assert await outcomes(odd, good) == [StoreError, bytes]
     await connection.close()
 

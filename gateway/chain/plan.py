@@ -1,0 +1,163 @@
+"""Plans: what all requests of one caller for one model have in common, made once and kept from one request to the next.
+
+A plan is made of an exchange that the hooks have admitted, from what the plugins at the top of the chain return of `prepare`, and
+found by the credential that was sent, the operation and the model. A request of it runs none of their hooks: their parts fill the
+holes of one script, and read its replies.
+
+1. **A part does the ordinary case alone.** Where one declines, or the store's reply is not the ordinary one, the hooks run from
+   there, which decide everything.
+2. **A plan is dropped** where a part finds it stale, with its configuration, and as the oldest of too many.
+3. **Only requests whose body has arrived with their head have one**: nothing waits before the script is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.base.errors import GatewayError
+from gateway.chain.entry import Entry
+from gateway.chain.plugin import Plan, PlanPart
+from gateway.chat.request import Body
+from gateway.domain.exchange import Exchange
+from gateway.domain.facts import Caller
+from gateway.operations.operation import Operation
+from gateway.store.client.client import Argument
+from gateway.store.client.steps import Declared, Filled
+
+MOST: Final = 4096
+"""Credentials whose plans are kept."""
+MOST_MODELS: Final = 64
+"""Plans of one credential."""
+NONE: Final[tuple[str, ...]] = ()
+
+
+Read = tuple[int, Entry, Callable[[Exchange, Any], Awaitable[bool | None] | None], int]
+"""A part that reads: its place in the list, its entry, its method, and the place of its reply, -1 without one."""
+
+
+class PlannedChain:
+    """The parts of one plan."""
+
+    def __init__(self, credential: str) -> None:
+        self.credential = credential
+        """What the caller sent, as `credential_of` gives it."""
+        self.entries: list[Entry] = []
+        self.fills: list[Callable[[Exchange, Body], Sequence[Argument] | None]] = []
+        self.begins: list[Callable[[Exchange], None]] = []
+        self.begun: list[Entry] = []
+        """Those whose `begin` stands for their `on_request`, which then is not called."""
+        self.reads: list[Read] = []
+        self.request: Filled | None = None
+        self.first = 0
+        """The place in the list of the first part with a step."""
+        self.end: Filled | None = None
+        self.ended = 0
+        """How many steps the end has."""
+        self.end_fills: list[Callable[[Exchange], Sequence[Argument] | None]] = []
+        self.end_reads: list[tuple[Entry, Callable[[Exchange, Any], None], int]] = []
+
+    def prepare(self, plan: Plan, entries: Sequence[Entry]) -> bool:
+        """Ask the plugins for their parts. Return whether there are any to be used."""
+        parts: list[tuple[Entry, PlanPart]] = []
+        for entry in entries:
+            part = entry.plugin.prepare(plan) if entry.on_error == "refuse" else None
+            if part is None:
+                if entry.plans_request:  # its step belongs into the same script
+                    return False
+                break
+            parts.append((entry, part))
+        if not any(Caller in entry.plugin.provides for entry, _ in parts):
+            return False
+        self.entries = [entry for entry, _ in parts]
+        self._use(parts)
+        self._use_ends(parts[::-1])
+        return True
+
+    def _use(self, parts: Sequence[tuple[Entry, PlanPart]]) -> None:
+        asked: list[Declared] = []
+        for place, (entry, part) in enumerate(parts):
+            if part.request is not None:
+                self.first = self.first if asked else place
+                asked.append(part.request)
+            if _defines(part, "fill"):
+                self.fills.append(part.fill)
+            if _defines(part, "begin"):
+                self.begins.append(part.begin)
+                self.begun += () if entry.plans_request else (entry,)
+            if _defines(part, "read") or part.request is not None:
+                self.reads.append((place, entry, part.read, -1 if part.request is None else len(asked) - 1))
+        self.request = Filled(asked) if asked else None
+
+    def _use_ends(self, parts: Sequence[tuple[Entry, PlanPart]]) -> None:
+        steps: list[Declared] = []
+        for entry, part in parts:
+            if part.end is not None:
+                steps.append(part.end)
+            if _defines(part, "fill_end"):
+                self.end_fills.append(part.fill_end)
+            if _defines(part, "read_end"):
+                self.end_reads.append((entry, part.read_end, -1 if part.end is None else len(steps) - 1))
+        self.end, self.ended = Filled(steps) if steps else None, len(steps)
+
+
+def _defines(part: PlanPart, method: str) -> bool:
+    return getattr(type(part), method) is not getattr(PlanPart, method)
+
+
+class Plans:
+    """The plans of one chain."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+        self._by_credential: dict[str, tuple[Caller, dict[tuple[Operation, str], PlannedChain | None]]] = {}
+
+    async def find(self, exchange: Exchange) -> PlannedChain | None:
+        """Return the plan of a request, whose body is then read; None where it has none."""
+        found = self._by_credential.get(credential_of(exchange.request.headers))
+        if found is None:
+            return None
+        exchange[Caller], plans = found  # whose share of the memory the body takes
+        try:
+            body = await exchange.body()
+        except (GatewayError, ConnectionError):
+            body = None  # the hooks find it, in their order
+        plan = None if body is None else plans.get((exchange.request.operation, body.model))
+        if plan is None:
+            del exchange[Caller]
+        return plan
+
+    def add(self, exchange: Exchange) -> None:
+        """Make the plan of an exchange that the hooks have admitted, unless it has one."""
+        credential, caller = credential_of(exchange.request.headers), exchange.get(Caller)
+        if not credential or caller is None:
+            return
+        found = self._by_credential.get(credential)
+        if found is None:
+            if len(self._by_credential) >= MOST:
+                del self._by_credential[next(iter(self._by_credential))]
+            found = self._by_credential[credential] = caller, {}
+        plans, key = found[1], (exchange.request.operation, exchange.model)
+        if key not in plans:
+            if len(plans) >= MOST_MODELS:
+                plans.clear()
+            planned = PlannedChain(credential)
+            plans[key] = planned if planned.prepare(Plan(exchange), self._entries) else None
+
+    def __len__(self) -> int:
+        return len(self._by_credential)
+
+    def forget(self, plan: PlannedChain) -> None:
+        """Forget all plans of a plan's credential: they rest on the same."""
+        self._by_credential.pop(plan.credential, None)
+
+
+def credential_of(headers: Mapping[str, str]) -> str:
+    """Return what finds a caller's plans: the one credential that was sent, empty where there is none or more than one."""
+    getall = getattr(headers, "getall", None)
+    if getall is None:
+        return ""
+    sent, keys = getall("Authorization", NONE), getall("x-api-key", NONE)
+    if len(sent) + len(keys) != 1:
+        return ""
+    return str(sent[0]) if sent else f"\n{keys[0]}"  # a header has no line feed

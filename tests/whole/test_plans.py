@@ -1,0 +1,357 @@
+"""A request that a plan serves is the same as one that the hooks serve: commands of the store, bytes to the caller, records, money.
+
+`PLAN_REQUESTS=1000000 PLAN_SEED=7 pytest tests/whole/test_plans.py` compares more of them than the suite does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+from aiohttp import ClientPayloadError, ClientSession
+
+from gateway import AccountLimits, Budgets, Record
+from gateway.chain.services import Store
+from gateway.config.schema import load
+from gateway.fake_upstream import FakeUpstream
+from gateway.runtime.reload import Reloader
+from gateway.store.client.client import Client
+from gateway.store.client.connection import Connection
+from gateway.store.tokens import TokenStatus
+from gateway.testing import Running, running
+from plugins.auth import Auth
+from plugins.quota import Quota
+from plugins.rate_limit import RateLimit
+from plugins.usage_logger import UsageLogger
+from tests.patience import PATIENCE_S
+from tests.whole.test_known_tokens import charge_of
+
+REQUESTS = int(os.environ.get("PLAN_REQUESTS", "120"))
+SEED = int(os.environ.get("PLAN_SEED", random.randrange(1 << 32)))
+PAIRS: Final = {
+    "plain": ({}, {}),
+    "limited": ({"limits": AccountLimits(1000, 900_000, 4)}, {"limits": AccountLimits(900, 800_000, 3)}),
+    "budgeted": (
+        {"budgets": Budgets(day=3_000_000, total=4_000_000)},
+        {"budgets": Budgets(month=2_000_000, requests=500)},
+    ),
+    "bound": ({"models": ["words", "tiered"]}, {"addresses": ["127.0.0.0/8"]}),
+}
+"""What the two accounts of a pair have, and their tokens. One is served by plans, the other by hooks."""
+
+CHAIN: Final = ("usage-logger", "auth", "rate-limit", "quota", "model-routing")
+MODES: Final = ("words",) * 8 + ("no-usage", "two-usages", "usage-beside-finish", "crlf")
+LIMITS: Final = {"requests_per_minute": 100_000, "concurrent": 50}
+
+
+def document(base_url: str, chain: tuple[str, ...] = CHAIN, price: int = 1) -> str:
+    """Return a configuration of models with one price and with several, of which one is free."""
+    tiers = [{"above": 40, "input": 3, "output": 4}]
+    model = {"input": price, "output": 2, "max_output_tokens": 100}
+    models = {
+        "words": {**model, "channels": ["fake"]},
+        "tiered": {**model, "tiers": tiers, "channels": [{"use": "fake", "cost": {"input": 0.5, "output": 1}}]},
+        "fast": {**model, "service_tiers": {"priority": 2}, "channels": ["fake"]},
+        "two": {**model, "request": 0.001, "channels": ["fake", "other"]},
+        "free": {"free": True, "channels": ["fake"]},
+    }
+    channel = {"base_url": base_url, "api_key": "key-of-the-channel"}
+    uses = [{"use": name, "with": LIMITS} if name == "rate-limit" else {"use": name} for name in chain]
+    return json.dumps(
+        {
+            "channels": {"fake": channel, "other": channel},
+            "models": models,
+            "aliases": {"alias": "words"},
+            "groups": {"default": {}, "vip": {"ratio": 3}},
+            "store": {"timeout": PATIENCE_S},
+            "plugins": uses,
+        }
+    )
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream(pace_s=0) as fake:
+        yield fake
+
+
+@pytest.fixture
+async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(document(upstream.base_url), tmp_path, store_url) as running_gateway:
+        yield running_gateway
+
+
+async def pair(gateway: Running, name: str) -> tuple[str, str]:
+    """Return the tokens of two accounts that have the same."""
+    of_account, of_token = PAIRS[name]
+    tokens = []
+    for suffix in ("one", "two"):
+        account = f"{name}{suffix}"
+        await gateway.store.accounts.create(account)
+        await gateway.store.accounts.change(account, **of_account)  # type: ignore[arg-type]
+        await gateway.store.wallet.credit(account, "opening", 3_000_000)
+        tokens.append((await gateway.store.tokens.create(account, **of_token)).token)  # type: ignore[arg-type]
+    return tokens[0], tokens[1]
+
+
+@contextmanager
+def by_hooks(gateway: Running) -> Iterator[None]:
+    """Let the hooks serve the requests."""
+    plans, gateway.gateway.chain.plans = gateway.gateway.chain.plans, None
+    try:
+        yield
+    finally:
+        gateway.gateway.chain.plans = plans
+
+
+def drawn_request(chance: random.Random) -> tuple[dict[str, object], dict[str, str]]:
+    """Return a body and headers, most of them ordinary."""
+    body: dict[str, object] = {
+        "model": chance.choice(("words", "words", "tiered", "fast", "two", "free", "alias", "none")),
+        "messages": [{"role": "user", "content": "word " * chance.choice((1, 3, 60, 600))}],
+        "stream": chance.random() < 0.9,
+    }
+    headers = {}
+    for field, value, share in (
+        ("max_tokens", chance.choice((1, 7, 100, 5000)), 0.4),
+        ("n", 2, 0.1),
+        ("temperature", 0.5, 0.2),
+        ("service_tier", "priority", 0.1),
+        ("stream_options", {"include_usage": True}, 0.3),
+        ("messages", [], 0.03),
+    ):
+        if chance.random() < share and (field != "stream_options" or body["stream"]):
+            body[field] = value
+    if chance.random() < 0.1:
+        headers["X-Client-Request-Id"] = chance.choice(("my-own", "another", "x" * 600))
+    if chance.random() < 0.2:
+        headers["User-Agent"] = 'agent "of" mine/%d'
+    return body, headers
+
+
+def fields(command: bytes) -> list[bytes]:
+    """Return the parts of a packed command."""
+    parts, rest = [], command.partition(b"\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        parts.append(rest[: int(size[1:])])
+        rest = rest[int(size[1:]) + 2 :]
+    return parts
+
+
+def comparable(part: bytes, ids: dict[bytes, bytes]) -> object:
+    """Return what is the same for the two requests of a part of a command: names, times and ids are not."""
+    if part.startswith(b'{"id"'):
+        record = msgspec.structs.replace(
+            msgspec.json.decode(part, type=Record),
+            **{"arrived_at": "", "duration_ms": 0, "longest_gap_ms": 0, "first_byte_ms": None},
+        )
+        part = msgspec.json.encode(record)
+    for own, common in ids.items():
+        part = part.replace(own, common)
+    part = re.sub(rb'\{"digest".*', b"TOKEN", part)
+    return re.sub(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}|(chatcmpl|req)[-_][\w-]+", b"ID", part)
+
+
+class Sent:
+    """The commands of requests that were sent to the store, since `take`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commands: list[bytes] = []
+        send = Connection.send
+
+        def sending(connection: Connection, packed: bytes, *more: Any, **named: Any) -> Any:
+            if b"{usage}" in packed or (b"EVALSHA" in packed and b"{channels}" not in packed):
+                self.commands.append(packed)
+            return send(connection, packed, *more, **named)
+
+        monkeypatch.setattr(Connection, "send", sending)
+
+    def take(self, account: str, token: str) -> list[list[object]]:
+        """Return the commands, as those of another account would be."""
+        ids = {account.encode(): b"ACCOUNT", token.encode(): b"TOKEN"}
+        taken = [fields(command) for command in self.commands]
+        self.commands.clear()
+        return [[comparable(part, ids) for part in parts] for parts in taken if parts[0] in (b"EVALSHA", b"XADD")]
+
+
+async def ask(gateway: Running, token: str, body: object, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of an answer, without ids and times."""
+    sent = {"Authorization": f"Bearer {token}", **headers}
+    async with (
+        ClientSession() as session,
+        session.post(f"{gateway.base_url}/chat/completions", json=body, headers=sent) as response,
+    ):
+        raw = b""
+        with suppress(ClientPayloadError):  # of a stream that is cut
+            async for piece in response.content.iter_any():
+                raw += piece
+        kept = {
+            name.lower(): value
+            for name, value in response.headers.items()
+            if name.lower() not in ("date", "x-request-id")
+        }
+        kept = {name: value for name, value in kept.items() if "reset" not in name and "remaining" not in name}
+        raw = re.sub(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}|chatcmpl-[\w-]+|req_[\w-]+", b"ID", raw)
+        return response.status, kept, re.sub(rb'"created": ?\d+', b"", raw)
+
+
+async def test_random_requests_are_the_same_by_plans_and_by_hooks(
+    gateway: Running, upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, sent = random.Random(SEED), Sent(monkeypatch)
+    tokens = {name: await pair(gateway, name) for name in PAIRS}
+    short = {}
+    for name, both in tokens.items():
+        for suffix, text in zip(("one", "two"), both, strict=True):
+            (listed,) = await gateway.store.tokens.all_of(f"{name}{suffix}")
+            short[text] = listed.id.rpartition("-")[2]
+    hooks = counted_hooks(monkeypatch)
+    planned = 0
+    for number in range(REQUESTS):
+        name = chance.choice(tuple(PAIRS))
+        upstream.mode = "truncate" if number % 40 == 39 else chance.choice(MODES)
+        body, headers = drawn_request(chance)
+        answers, commands = [], []
+        for suffix, text in zip(("one", "two"), tokens[name], strict=True):
+            sent.commands.clear()
+            hooks.clear()
+            random.seed(number)  # which of two channels is called
+            if suffix == "one":
+                answers.append(await ask(gateway, text, body, headers))
+                planned += not hooks
+            else:
+                with by_hooks(gateway):
+                    answers.append(await ask(gateway, text, body, headers))
+            commands.append(sent.take(f"{name}{suffix}", short[text]))
+        assert answers[0] == answers[1], (SEED, number, body)
+        assert len(commands[0]) >= len(commands[1]) - 1, (SEED, number, body)
+        if not headers:
+            assert commands[0] == commands[1], (SEED, number, body)
+    assert planned > REQUESTS / 3
+    for name in PAIRS:
+        one, two = [await gateway.store.accounts.get(f"{name}{suffix}") for suffix in ("one", "two")]
+        assert one is not None
+        assert two is not None
+        assert (one.balance_micros, one.held_micros, one.holds) == (two.balance_micros, two.held_micros, two.holds)
+        assert await gateway.store.wallet.verify(f"{name}one") == await gateway.store.wallet.verify(f"{name}two") == []
+
+
+def counted_hooks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the request hooks of the plugins that prepare are added as they run."""
+    ran: list[str] = []
+    for kind, hook in (
+        (UsageLogger, "on_request"),
+        (Auth, "request_step"),
+        (RateLimit, "request_step"),
+        (Quota, "request_step"),
+    ):
+        original = getattr(kind, hook)
+
+        async def counting(plugin: Any, exchange: Any, original: Any = original) -> Any:
+            ran.append(type(plugin).__name__)
+            return await original(plugin, exchange)
+
+        monkeypatch.setattr(kind, hook, counting)
+    return ran
+
+
+async def token_id_of(store: Store) -> str:
+    (token,) = await store.tokens.all_of("tester")
+    return token.id
+
+
+Change = Callable[[Store], Awaitable[object]]
+CHANGES: Final[dict[str, tuple[Change, int]]] = {
+    "revocation": (lambda store: _of_token(store, store.tokens.set_status, TokenStatus.DISABLED), 401),
+    "budget of the account": (lambda store: store.accounts.change("tester", budgets=Budgets(day=1)), 402),
+    "budget of the token": (lambda store: _change_token(store, budgets={"day": 1}), 402),
+    "group": (lambda store: store.accounts.change("tester", group="vip"), 200),
+    "limits of the account": (
+        lambda store: store.accounts.change("tester", limits=AccountLimits(tokens_per_minute=1)),
+        429,
+    ),
+    "limits of the token": (lambda store: _change_token(store, limits={"tokens_per_minute": 1}), 429),
+    "models of the token": (lambda store: _change_token(store, models=["tiered"]), 403),
+    "models of the account": (lambda store: store.accounts.change("tester", models=["tiered"]), 404),
+    "addresses of the token": (lambda store: _change_token(store, addresses=["10.0.0.0/8"]), 403),
+    "expiry": (lambda store: _change_token(store, expires_at=1), 401),
+}
+"""What a plan rests on, and with which status the next request is answered."""
+
+
+async def _of_token(store: Store, change: Callable[..., Awaitable[object]], *given: object) -> object:
+    return await change(await token_id_of(store), *given)
+
+
+async def _change_token(store: Store, **given: Any) -> object:
+    return await store.tokens.change(await token_id_of(store), **given)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_the_next_request_knows_of_each_change(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    token, hooks = await gateway.token(), counted_hooks(monkeypatch)
+    for _ in range(3):
+        hooks.clear()
+        before = await gateway.ask(token)
+    assert (before.status, hooks) == (200, [])
+    make, status = CHANGES[change]
+    await make(gateway.store)
+    after = await gateway.ask(token)
+    assert after.status == status
+    if status == 200:
+        assert hooks
+        charges = [await charge_of(gateway, each.headers["x-request-id"]) for each in (before, after)]
+        assert charges[1] == 3 * charges[0]
+    assert await gateway.store.wallet.verify("tester") == []
+    assert (await gateway.store.accounts.get("tester")).holds == 0  # type: ignore[union-attr]
+
+
+async def test_a_reload_changes_the_price_of_the_next_request(
+    gateway: Running, upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, hooks = await gateway.token(), counted_hooks(monkeypatch)
+    charges = []
+    async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
+        for price in (1, 5):
+            (tmp_path / "gateway.yaml").write_text(document(upstream.base_url, price=price))
+            assert load(tmp_path / "gateway.yaml").config.models
+            assert await reloader.run_once()
+            for _ in range(3):
+                hooks.clear()
+                charges.append(await charge_of(gateway, (await gateway.ask(token)).headers["x-request-id"]))
+            assert hooks == []
+    assert charges[0] == charges[2] < charges[3] == charges[5]
+
+
+async def test_a_day_that_is_over_ends_a_plan_with_budgets(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, hooks = await gateway.token(), counted_hooks(monkeypatch)
+    await gateway.store.accounts.change("tester", budgets=Budgets(day=1_000_000))
+    for _ in range(3):
+        assert (await gateway.ask(token)).status == 200
+    (entry,) = [entry for entry in gateway.gateway.chain.entries if entry.name == "quota"]
+    assert isinstance(entry.plugin, Quota)
+    hooks.clear()
+    monkeypatch.setattr(entry.plugin.calendar, "today", lambda: (0.0, 1.0))
+    assert (await gateway.ask(token)).status == 200
+    assert "Quota" in hooks
+
+
+async def test_plans_are_kept_up_to_a_bound(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.chain.plan.MOST", 2)
+    tokens = [await gateway.token(f"tester{number}") for number in range(4)]
+    for token in tokens * 2:
+        assert (await gateway.ask(token)).status == 200
+    plans = gateway.gateway.chain.plans
+    assert plans is not None
+    assert len(plans) == 2
