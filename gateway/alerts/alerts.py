@@ -114,8 +114,8 @@ class Alerts:
         now = time.monotonic()
         for name, status in statuses.items():
             key = f"channel:{name}"
-            if status.shown is Condition.FAILING and self._first(f"failing:{name}", "failing"):
-                failing = sum(account.failing for account in status.accounts.values())
+            failing = sum(account.failing and account.firm for account in status.accounts.values())
+            if status.shown is Condition.FAILING and failing and self._first(f"failing:{name}", "failing"):
                 made = event.channel_failing(name, failing, status.error)
                 self._add(f"failing:{name}", EventClaim(f"failing:{name}", made, event.HOUR_MS))
             if status.shown in (Condition.HEALTHY, Condition.FAILING):

@@ -201,7 +201,8 @@ async def refund(
     """
     name = await at.account(account_id)
     booked = await at.do("money.refund", name, transaction, amount_micros=value)
-    typer.echo(f"{amount(-booked.amount_micros)} {'was' if booked.booked_before else 'is'} refunded.", err=True)
+    told = "was refunded before: nothing was changed" if booked.booked_before else "is refunded"
+    typer.echo(f"{amount(-booked.amount_micros)} {told}.", err=True)
     print_account(await at.do("accounts.read", name), at.as_json)
 
 

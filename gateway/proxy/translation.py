@@ -177,7 +177,7 @@ class Translation:
         self.reported = delta.reported if len(delta.reported) <= MAX_KEPT else b""
         self._last_usage = b""
         counts = read_counts(encoded(delta.usage))
-        chunk = self._event(choices=[], usage=delta.usage)
+        chunk = self._event(choices=[], usage=_with_total(delta.usage))
         if self._finished and (counts is None or counts.certain):
             return chunk
         if counts is not None:
@@ -366,3 +366,11 @@ def _written(calls: DialectCalls, chat: ChatRequest, fixed: FixedFields | None) 
     top = _top.decode(text)
     fixed.apply(top)
     return msgspec.json.encode(top)
+
+
+def _with_total(usage: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a usage with its total, which client libraries read."""
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if "total_tokens" in usage or type(prompt) is not int or type(completion) is not int:
+        return usage
+    return {**usage, "total_tokens": prompt + completion}

@@ -485,7 +485,8 @@ async def test_a_channel_that_fails_for_some_accounts_is_an_event_once_an_hour(c
         Condition.HEALTHY, 0, accounts={"alice": failing, "bobby": AccountCoolDown()}, error="upstream_error"
     )
     one, other = alerts_of(client), alerts_of(client)
-    for status in (HEALTHY, some, some, HEALTHY, some):
+    once = msgspec.structs.replace(some, accounts={"alice": AccountCoolDown(1000, failing=True)})  # by one 429, say
+    for status in (HEALTHY, once, some, some, HEALTHY, some):
         one.channel_states({"a": status})
         other.channel_states({"a": status})
     await written(one, other)

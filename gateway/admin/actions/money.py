@@ -111,8 +111,8 @@ async def refund(client: LocalClient, account: str, transaction: str, body: NewR
     """Take a credit back, or a part of it, once. `amount_micros` of the answer says what was booked: the balance stops
     at what is held, or at zero.
 
-    It is a line of the ledger with the reason `refund of` the credit. Repeated, it answers what was booked. 404 where there is no
-    such credit, or it was of less.
+    It is a line of the ledger with the reason `refund of` the credit. Repeated, it answers what was booked; 409 `conflict` where
+    more was. The rest of a credit is taken back by an adjustment. 404 where there is no such credit, or it was of less.
     """
     check_transaction(transaction)
     named = f"{REFUND}{transaction}"

@@ -16,7 +16,10 @@ end
 local known = redis.call("HGET", credits, transaction)
 if refunded then
   local paid = tonumber(redis.call("HGET", credits, refunded) or 0)
-  if known then return { transaction, "DONE", account.balance, tonumber(known) } end
+  if known then  -- it may have booked less than was asked for, but never more
+    local other = amount ~= 0 and tonumber(known) < amount
+    return { transaction, other and "CONFLICT" or "DONE", account.balance, tonumber(known) }
+  end
   if paid < 1 or paid < -amount then return { transaction, "NO_CREDIT", account.balance, 0 } end
   amount = -math.min(amount == 0 and paid or -amount, math.max(0, account.balance - account.held))
 elseif known then

@@ -116,6 +116,8 @@ async def test_a_credit_is_refunded_once_and_the_balance_stops_at_zero(local_cli
     assert (part.amount_micros, part.balance_micros, part.booked_before) == (-20, 47, False)
     again = await refunded(local_client, "pay-2", 50)
     assert (again.amount_micros, again.balance_micros, again.booked_before) == (-20, 47, True)
+    with pytest.raises(AccountError, match="with another amount"):
+        await refunded(local_client, "pay-2", 19)
     assert (await refunded(local_client, "x" * 64)).amount_micros == -7
     whole = await refunded(local_client, "pay-1")
     assert (whole.amount_micros, whole.balance_micros) == (-40, 0), "no more than is left"
