@@ -166,9 +166,8 @@ class Gateway:
         body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
-        exchange.whole = (
-            operation.wire is not None and isinstance(request.content, bytes) and len(request.content) <= SMALL
-        )
+        length = request.content_length
+        exchange.whole = operation.wire is not None and length is not None and length <= SMALL and request.is_eof()
         if operation.wire is not None and operation.wire.id_header:
             exchange.response_headers[operation.wire.id_header] = exchange.id
         body.belongs_to(exchange)
