@@ -73,13 +73,12 @@ async def account_link(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account link alice`
     """
+    from gateway.admin.actions.links import portal_of
+
     made = await at.do("links.own", await at.account(account_id))
     print_link(made, made.url, at.as_json)
-    if not at.api and at.config.portal is not None and not _answers(at.config.portal.listen):
-        text = (
-            f"nothing answers at {at.config.portal.listen}: a gateway serves `portal:` once it has been started with it"
-        )
-        print_notes([text])
+    if not at.api and (portal := portal_of(at.config)) and not _answers(portal):
+        print_notes([f"nothing answers at {portal}: a gateway serves `portal:` once it has been started with it"])
 
 
 def _answers(listen: str) -> bool:

@@ -39,25 +39,36 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
     return lambda ready: asyncio.run(serve(ready))
 
 
-def with_free_port(loaded: Loaded) -> Loaded:
-    """Return a demo's configuration with a free port for operators where another program has that of the file.
+def with_free_ports(loaded: Loaded) -> Loaded:
+    """Return a demo's configuration with free ports for operators and callers where another program has those of the file.
 
-    `gateway admin link` finds the port in the data folder.
+    `gateway admin link` and `gateway account link` find them in the data folder.
     """
     config = loaded.config
-    links.elsewhere(config).unlink(missing_ok=True)
-    if config.demo is None or config.admin is None:
+    for port in links.PORTS:
+        links.elsewhere(config, port).unlink(missing_ok=True)
+    if config.demo is None:
         return loaded
-    host, number = host_port(config.admin)
+    if config.admin is not None:
+        config = msgspec.structs.replace(config, admin=_free(config, "admin", config.admin, "the pages are"))
+    if config.portal is not None:
+        listen = _free(config, "portal", config.portal.listen, "the portal is")
+        config = msgspec.structs.replace(config, portal=msgspec.structs.replace(config.portal, listen=listen))
+    return msgspec.structs.replace(loaded, config=config)
+
+
+def _free(config: Config, port: str, address: str, what: str) -> str:
+    """Return the address, or a free one in its place, which the data folder then has."""
+    host, number = host_port(address)
     try:
         socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        typer.echo(f"{cannot_listen(config.admin, error)}: the pages are at {address}", err=True)
-        durable.write(links.elsewhere(config), address.encode())
-        return msgspec.structs.replace(loaded, config=msgspec.structs.replace(config, admin=address))
-    return loaded
+            found = f"127.0.0.1:{free.getsockname()[1]}"
+        typer.echo(f"{cannot_listen(address, error)}: {what} at {found}", err=True)
+        durable.write(links.elsewhere(config, port), found.encode())
+        return found
+    return address
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -73,7 +73,7 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     logs.configure()
     loaded = load(find(path))
     instance_lock = InstanceLock(data_folder(loaded.config))
-    loaded = demo.with_free_port(loaded)
+    loaded = demo.with_free_ports(loaded)
     with ConfigTest(loaded) as test:
         report = test.wait()
     loading.import_plugins(loaded)

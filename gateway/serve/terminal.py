@@ -18,6 +18,7 @@ from typing import Final, TextIO
 
 import msgspec
 
+from gateway.admin.actions.links import base
 from gateway.base.amounts import amount
 from gateway.base.log import log
 from gateway.base.text import counted
@@ -56,6 +57,7 @@ def demo(config: Config, opened: Opened, base_url: str, path: Path) -> str:
     message = {"role": "user", "content": "Tell me a story"}
     body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
     pages = "Open the pages; this link lets one person in, once, within ten minutes:"
+    portal = "What callers see of their own use; enter with the token:"
     given = f"--config {shlex.quote(str(path))}"
     return "\n".join(
         [
@@ -78,6 +80,7 @@ def demo(config: Config, opened: Opened, base_url: str, path: Path) -> str:
             f"  {program()} account show {opened.account} {given}",
             "",
             *([pages, "", f"  {opened.link}", ""] if opened.link else ()),
+            *([portal, "", f"  {base(config.portal.listen)}/my", ""] if config.portal else ()),
         ]
     )
 

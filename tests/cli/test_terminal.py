@@ -20,7 +20,7 @@ import pytest
 
 from gateway.config.schema import Port
 from gateway.fake_upstream import FakeUpstream
-from tests.cli.processes import demo_in
+from tests.cli.processes import answers, demo_in, gateway
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pseudo-terminals of Linux")
@@ -101,8 +101,8 @@ def taken() -> Iterator[str]:
 
 @pytest.fixture
 def file(tmp_path: Path, upstream: FakeUpstream, taken: str) -> Path:
-    """Return a demo with a second model, whose answers do not end, and with an operator's port that is taken."""
-    file = demo_in(tmp_path, admin=taken)
+    """Return a demo with a second model, whose answers do not end, and with ports of operators and callers that are taken."""
+    file = demo_in(tmp_path, admin=taken, portal=f"{{listen: '{taken}'}}")
     text = file.read_text().replace("channels:\n", f"channels:\n  endless: {{base_url: '{upstream.base_url}'}}\n", 1)
     file.write_text(text.replace("models:\n", "models:\n  endless: {input: 1, output: 1, channels: [endless]}\n", 1))
     return file
@@ -138,6 +138,11 @@ async def test_a_person_reads_words_and_a_second_ctrl_c_cuts_what_is_open(file: 
         seen = r"\d\d:\d\d:\d\d  demo  demo-words  200  [\d.]+ m?s  [\d.]+ m?s  0\.0000\d+  \S{36}"
         assert re.fullmatch(seen, line)
         assert "another program listens there: the pages are at 127.0.0.1:" in screen.text
+        (at,) = re.findall(r"another program listens there: the portal is at (127.0.0.1:\d+)", screen.text)
+        assert f"  http://{at}/my\n" in screen.text
+        await answers(f"http://{at}/healthz")
+        command = ["account", "link", "demo", "--config", str(file)]
+        assert f"http://{at}/enter?ticket=" in (await gateway(*command, cwd=file.parent))[1]
         await assert_cut(screen, upstream)
 
 

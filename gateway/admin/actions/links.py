@@ -38,6 +38,7 @@ ENTER: Final = "/enter"
 EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, which no browser can open
 
 VARIABLE: Final = "GATEWAY_ADMIN_TOKEN"
+PORTS: Final = ("admin", "portal")
 
 
 class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,7 +113,8 @@ async def _make(client: LocalClient, name: str, scopes: tuple[Scope, ...], accou
     expires_at = utc(round((time.time() + GOOD_FOR_S) * 1000))
     client.change.after = {"name": name, "scopes": scopes, "expires_at": expires_at}
     portal = client.config.portal if account else None
-    where = base(address_of(client.config) or "") if portal is None else portal.url or base(portal.listen)
+    at = address_of(client.config) if portal is None else portal_of(client.config)
+    where = (portal is not None and portal.url) or base(at or "")
     return Link(f"{where}{ENTER}?ticket={text}", expires_at, name, scopes)
 
 
@@ -146,15 +148,24 @@ def base(address: str) -> str:
     return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{port}"
 
 
-def elsewhere(config: Config) -> Path:
-    """Return the file with the address of the operator's port where that is not the one of the configuration."""
-    return config.data_path / "admin.address"
+def elsewhere(config: Config, port: str) -> Path:
+    """Return the file with the address of one of `PORTS` where that is not the one of the configuration."""
+    return config.data_path / f"{port}.address"
 
 
 def address_of(config: Config) -> str | None:
     """Return the address of the operator's port; None where there is none."""
-    file = elsewhere(config)
-    return file.read_text(encoding="ascii") if file.exists() else config.admin
+    return _address(config, "admin", config.admin)
+
+
+def portal_of(config: Config) -> str | None:
+    """Return the address of the portal; None where there is none."""
+    return _address(config, "portal", None if config.portal is None else config.portal.listen)
+
+
+def _address(config: Config, port: str, configured: str | None) -> str | None:
+    file = elsewhere(config, port)
+    return file.read_text(encoding="ascii") if file.exists() else configured
 
 
 def token_of(config: Config, *, create: bool = True) -> str:
