@@ -1,4 +1,4 @@
-"""What waits for a turn is done in order, while the event loop has nothing else to do, and gets its share if it always has."""
+"""Turns of the event loop: what waits is done in order, and addresses take turns."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.proxy.scheduler import BURST_S, SHARE, TURN_S, Turns
+from gateway.proxy import scheduler as module
+from gateway.proxy.scheduler import (
+    ADDRESS_BURST_S,
+    ADDRESSES,
+    BURST_S,
+    SHARE,
+    SHARED_S,
+    TURN_S,
+    AddressTurns,
+    FairQueue,
+    Turns,
+)
 from tests.patience import wait_until
 
 
+# What waits for a turn is done in order, while the event loop has nothing else to do, and gets its share if it always has.
 def work(seconds: float) -> None:
     """Use the processor for some time."""
     ends = time.thread_time() + seconds
@@ -168,3 +180,111 @@ async def test_one_that_raises_does_not_stop_the_others(caplog: pytest.LogCaptur
     turns.wait(fail)
     turns.wait(lambda: served.append("second"))
     await wait_until(lambda: served == ["second"])
+
+
+# Addresses take turns, and no address is remembered without an item.
+def test_addresses_take_turns_and_each_keeps_its_order() -> None:
+    queue = FairQueue[str]()
+    for number in range(3):
+        queue.put("one", f"one{number}")
+    queue.put("two", "two0")
+    assert queue.take() == "one0"
+    queue.put("three", "three0")
+    assert [queue.take() for _ in range(4)] == ["two0", "one1", "three0", "one2"]
+    assert not queue
+    assert not queue._of_key
+
+
+# An address begins one thing at a time; another address does not wait behind it, unless all together begin too much.
+class Time:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def thread_time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def shared() -> AddressTurns:
+    """Return the turns of a worker at which two addresses have just begun something."""
+    turns = AddressTurns()
+    turns.admit("an address")
+    turns.admit("another")
+    return turns
+
+
+def address_turns_work(turns: AddressTurns, clock: Time, address: str, seconds: float, more_s: float = 0.0) -> None:
+    began = clock.now
+    clock.now += seconds
+    turns.spend(address, began, more_s)
+
+
+def test_an_address_does_one_thing_at_a_time_and_others_do_not_wait_for_it(clock: Time) -> None:
+    turns = shared()
+    assert turns.admit("one")
+    address_turns_work(turns, clock, "one", 0.001, 0.0005)
+    assert not turns.admit("one")
+    assert turns.admit("two")
+    clock.now += 0.0012
+    assert not turns.admit("one"), "what it began is not over"
+    clock.now += 0.0004
+    assert turns.admit("one")
+
+
+def test_all_addresses_together_use_half_of_the_time_after_a_burst(clock: Time) -> None:
+    turns, admitted = shared(), 0
+    while turns.admit(f"address {admitted}"):
+        address_turns_work(turns, clock, f"address {admitted}", 0.001)
+        admitted += 1
+    assert admitted * 0.001 == pytest.approx(ADDRESS_BURST_S, abs=0.0011)
+    busy = 0
+    for number in range(10_000):
+        if turns.admit(f"later {number}"):
+            address_turns_work(turns, clock, f"later {number}", 0.0005)
+            busy += 1
+        else:
+            clock.now += 0.0005
+    assert 4900 < busy < 5100
+
+
+async def test_an_address_that_waits_does_not_overtake_itself(clock: Time) -> None:
+    turns, done = shared(), list[str]()
+    for number in range(3):
+        turns.wait(lambda number=number: done.append(f"one{number}"), "one")  # type: ignore[misc]
+    assert not turns.admit("one")
+    assert turns.admit("two")
+    await wait_until(lambda: len(done) == 3)
+    assert turns.admit("one")
+
+
+def test_an_address_that_is_alone_does_not_wait(clock: Time) -> None:
+    turns = AddressTurns()
+    for _ in range(100):
+        assert turns.admit("one")
+        assert turns.admit("open one"), "its connections are its own"
+        address_turns_work(turns, clock, "one", 0.001)
+    assert turns.admit("two")
+    address_turns_work(turns, clock, "one", 0.001)
+    assert not turns.admit("one")
+    clock.now += SHARED_S + 1
+    assert turns.admit("one")
+    address_turns_work(turns, clock, "one", 0.001)
+    assert turns.admit("one")
+
+
+def test_few_addresses_are_remembered(clock: Time) -> None:
+    turns = AddressTurns()
+    for number in range(3 * ADDRESSES):
+        address_turns_work(turns, clock, f"address {number}", 0.0)
+    assert len(turns._busy_until) <= ADDRESSES

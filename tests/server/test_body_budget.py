@@ -1,15 +1,29 @@
-"""The memory for bodies: what has arrived counts, each owner has as much as is still free, and everything is given back."""
+"""Bodies of requests: their memory is bounded, shared and given back, and large ones take turns."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from gateway import Exchange, Plugin
 from gateway.base.errors import Refused
-from gateway.server.body import SMALL_SHARE, BodyBudget, BodyShare
+from gateway.chat.request import Body, BodyRules, check, check_in_steps
+from gateway.fake_upstream import FakeUpstream
+from gateway.server.body import SMALL, SMALL_SHARE, BodyBudget, BodyShare, LargeBodies
+from gateway.store.client.client import Client
+from gateway.testing import running
+from tests.patience import PATIENCE_S, wait_until
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.raw import chat, read_answer
 
+# The memory for bodies: what has arrived counts, each owner has as much as is still free, and everything is given back.
 MIB = 1024 * 1024
 
 
@@ -102,3 +116,106 @@ def test_whatever_happens_the_budget_ends_empty() -> None:
     for body in bodies:
         body.release()
     assert (budget.reserved, budget._owners) == (0, {})
+
+
+# The body of a request: what its readings hold of the budget is given back.
+class Impatient(Plugin):
+    """Gives up the first reading of a body."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(exchange.body(), 0.3)
+        READ.set()
+
+
+READ = asyncio.Event()
+
+
+async def test_a_reading_that_was_given_up_holds_nothing_after_the_next_one(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    chain = CHAIN.replace("  - use: rate-limit", f"  - use: {__name__}:Impatient\n  - use: rate-limit")
+    async with (
+        FakeUpstream(pace_s=0) as upstream,
+        running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway,
+    ):
+        request = chat(await gateway.token())
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(request[:-20])
+        await wait_until(lambda: gateway.gateway.budget.reserved > 0)
+        await asyncio.wait_for(READ.wait(), PATIENCE_S)
+        writer.write(request[-20:])
+        assert (await asyncio.wait_for(read_answer(reader), PATIENCE_S)).status == 400
+        writer.close()
+        await wait_until(lambda: not gateway.gateway.connections.open and not gateway.gateway.budget.reserved)
+
+
+# Several large bodies at once: their checks are done in parts, accounts take turns, and other work goes first.
+LARGE = msgspec.json.encode(
+    {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x" * 40}] * 10_000, "user": "x" * SMALL}
+)
+RULES = BodyRules()
+
+
+async def test_the_event_loop_turns_between_the_parts_of_a_check() -> None:
+    bodies, turned = LargeBodies(), 0
+    checking = asyncio.create_task(bodies.check(check_in_steps(LARGE, RULES), "one"))
+    while not checking.done():
+        await asyncio.sleep(0)
+        turned += 1
+    assert await checking == check(LARGE, RULES)
+    assert turned > 3
+
+
+async def test_a_body_does_not_wait_for_all_those_of_another_account() -> None:
+    done = list[str]()
+
+    def parts(name: str) -> Generator[None, None, Body]:
+        for _ in range(4):
+            yield
+        done.append(name)
+        return check(LARGE, RULES)
+
+    bodies = LargeBodies()
+    first = [asyncio.create_task(bodies.check(parts("one"), "one")) for _ in range(5)]
+    await asyncio.sleep(0)
+    await bodies.check(parts("two"), "two")
+    await asyncio.gather(*first)
+    assert done.index("two") <= 1
+
+
+async def test_a_checked_body_is_freed_without_the_garbage_collector() -> None:
+    def bodies() -> int:
+        return sum(isinstance(each, Body) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = bodies()
+        await LargeBodies().check(check_in_steps(LARGE, RULES), "one")
+        await asyncio.sleep(0)  # the event loop holds the result until the turn that brought it is over
+        assert bodies() == before
+    finally:
+        gc.enable()
+
+
+async def test_a_refused_body_lets_the_next_one_be_checked() -> None:
+    bodies = LargeBodies()
+    with pytest.raises(Refused):
+        await bodies.check(check_in_steps(b"[" * SMALL, RULES), "one")
+    assert (await bodies.check(check_in_steps(LARGE, RULES), "one")).model == "m"
+
+
+async def test_the_check_of_a_caller_that_left_is_given_up() -> None:
+    parts = [0]
+
+    def endless() -> Generator[None, None, Body]:
+        while True:
+            parts[0] += 1
+            yield
+
+    bodies = LargeBodies()
+    checking = asyncio.create_task(bodies.check(endless(), "one"))
+    await wait_until(lambda: parts[0] > 2)
+    checking.cancel()
+    await wait_until(lambda: not bodies._turns.waiting)

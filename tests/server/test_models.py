@@ -1,25 +1,34 @@
-"""What `GET /v1/models` tells a caller of each model: what that caller pays, and the ceilings."""
+"""What callers are told of models, of paths that are not served, and of what a list lacks; the turns of queries."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from gateway.base.errors import Refused
+from gateway.base.errors import Refused, StoreAway
 from gateway.chat.usage import Usage
 from gateway.config.schema import Config, load
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import Caller
-from gateway.server.routes import ModelList
+from gateway.operations.operation import Operation
+from gateway.server.own_records import MAX_QUERIES, THREADS, Lookups, notes_of
+from gateway.server.routes import KNOWN_PATHS, ModelList, misdirected, operation_of
 from gateway.store.client.client import Client
 from gateway.testing import running
+from gateway.usage.completeness import Away, save
+from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get
 
+# What `GET /v1/models` tells a caller of each model: what that caller pays, and the ceilings.
 FILE = """
 channels:
   secret-channel: {base_url: "http://127.0.0.1:9/v1", api_key: channel-credential-4711}
@@ -151,3 +160,188 @@ async def test_the_port_and_the_official_client_show_them(tmp_path: Path, store_
         assert [model.id for model in models] == ["large", "small", "gift"]
         assert models[0].model_extra is not None
         assert models[0].model_extra["context_length"] == 1_000_000
+
+
+# What a caller is told about paths that are not served.
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions/chat/completions", "/chat/completions"),
+        ("/v1/chat/completions/models", "/chat/completions"),
+        ("/v1/chat/completions/v1/chat/completions", "/chat/completions"),
+        ("/v1/chat/completions/responses", "/chat/completions"),
+        ("/v1/chat/chat/completions", "/chat"),
+        ("/v1/models/chat/completions", "/models"),
+        ("/chat/completions/chat/completions", "/chat/completions"),
+    ],
+)
+def test_a_base_address_with_the_path_of_a_request_is_told_what_to_remove(path: str, more: str) -> None:
+    refused = misdirected("POST", path)
+    assert (refused.status, refused.code) == (404, "unknown_path")
+    assert refused.message.endswith(f"Remove {more} from the end of the base address.")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/chatcmpl-1", "/v1/chatter/completions", "/v1/chat/completions2"]
+)
+def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
+    assert misdirected("POST", path).message.startswith(f"There is no {path} here. Known here: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/images/variations", ""),
+        ("/v1/messages/batches", ""),
+        ("/v1/embeddings/1", ""),
+        ("/v1/audio/voices", ""),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_another_api_is_told_what_is_served(method: str, path: str, said: str) -> None:
+    refused = misdirected(method, path)
+    assert (refused.status, refused.code) == (404, "unknown_path")
+    assert said in refused.message
+    assert refused.message.endswith(KNOWN_PATHS)
+
+
+def test_clients_of_responses_go_on_without_a_websocket() -> None:
+    refused = misdirected("GET", "/v1/responses")
+    assert (refused.status, refused.code) == (426, "upgrade_required")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "stored"),
+    [
+        ("GET", "/v1/responses/resp_1", "resp_1"),
+        ("HEAD", "/v1/responses/resp_1", "resp_1"),
+        ("DELETE", "/v1/responses/resp_1", "resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items", "resp_1/input_items"),
+        ("POST", "/v1/responses/resp_1/cancel", "resp_1/cancel"),
+        ("POST", "/v1/responses/resp_1", ""),
+        ("DELETE", "/v1/responses/resp_1/input_items", ""),
+        ("GET", "/v1/responses/resp_1/cancel", ""),
+        ("GET", "/v1/responses/compact", ""),
+        ("GET", "/v1/responses/..", ""),
+        ("GET", "/v1/responses/../models", ""),
+        ("GET", "/v1/responses/a%2Fb", ""),
+        ("GET", "/v1/responses/", ""),
+    ],
+)
+def test_an_answer_that_is_kept_has_a_path(method: str, path: str, stored: str) -> None:
+    found = (Operation.STORED_RESPONSES, stored) if stored else (Operation.MISDIRECTED, "")
+    assert operation_of(method, path) == found
+
+
+def test_a_slash_at_the_end_is_named() -> None:
+    assert misdirected("POST", "/v1/chat/completions/").message == "Remove the slash at the end of the path."
+
+
+def test_a_model_may_be_called_like_an_api() -> None:
+    assert operation_of("GET", "/v1/models/embeddings")[1] == "embeddings"
+
+
+# What a list may lack is said in words for callers.
+DAY_MS = 86_400_000
+
+
+def test_other_gateways_that_may_have_more_are_named_without_their_hosts(tmp_path: Path) -> None:
+    away = [Away("0a1b2c3d", "host-one", 10 * DAY_MS), Away("4e5f6a7b", "host-two", 2 * DAY_MS, 0, 3 * DAY_MS)]
+    save(tmp_path, away)
+    assert notes_of(tmp_path, [], 4 * DAY_MS, 18 * DAY_MS) == [
+        "Gateway 0a1b2c3d was last heard of at 1970-01-11T00:00:00.000Z: requests of it may be missing here."
+    ]
+    assert notes_of(tmp_path, [], 0, 5 * DAY_MS) == [
+        "Gateway 4e5f6a7b was last heard of at 1970-01-03T00:00:00.000Z and forgotten at 1970-01-04T00:00:00.000Z: "
+        "what it had then is lost."
+    ]
+    assert len(notes_of(tmp_path, [])) == 2
+
+
+# The turns of queries: one of an account at a time, a few that wait, and threads of their own.
+class Gate:
+    """Queries that wait in their threads until they are let through."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.running = 0
+        self.most = 0
+        self._lock = threading.Lock()
+
+    def query(self, result: object = None) -> Callable[[], object]:
+        def run() -> object:
+            with self._lock:
+                self.running += 1
+                self.most = max(self.most, self.running)
+            assert self.open.wait(PATIENCE_S)
+            with self._lock:
+                self.running -= 1
+            return result
+
+        return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_one_query_of_an_account_runs_at_a_time_in_their_order() -> None:
+    lookups, order = Lookups(), list[int]()
+    await asyncio.gather(*(lookups.in_thread("alice", partial(order.append, number)) for number in range(8)))
+    assert order == list(range(8))
+
+
+async def test_another_account_does_not_wait_for_one_that_asks_much_and_too_many_are_refused() -> None:
+    lookups, gate = Lookups(), Gate()
+    asked = [asyncio.create_task(lookups.in_thread("alice", gate.query(number))) for number in range(MAX_QUERIES)]
+    await until(lambda: gate.running == 1)
+    with pytest.raises(Refused, match="8 requests for lists") as refused:
+        await lookups.in_thread("alice", gate.query())
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "too_many_concurrent", 1)
+    assert await lookups.in_thread("bob", lambda: "answered") == "answered"
+    gate.open.set()
+    assert await asyncio.gather(*asked) == list(range(MAX_QUERIES))
+    assert gate.most == 1
+    assert await lookups.in_thread("alice", lambda: "answered") == "answered"
+
+
+async def test_a_process_runs_a_few_at_once() -> None:
+    lookups, gate = Lookups(), Gate()
+    asked = [asyncio.create_task(lookups.in_thread(f"account{number}", gate.query())) for number in range(2 * THREADS)]
+    await until(lambda: gate.running == THREADS)
+    gate.open.set()
+    await asyncio.gather(*asked)
+    assert gate.most == THREADS
+
+
+async def test_a_caller_that_leaves_does_not_free_its_turn_before_its_query_has_ended() -> None:
+    lookups, gate = Lookups(), Gate()
+    for _ in range(MAX_QUERIES):
+        asked = asyncio.create_task(lookups.in_thread("alice", gate.query()))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    with pytest.raises(Refused):
+        await lookups.in_thread("alice", gate.query())
+    gate.open.set()
+    await until(lambda: not lookups._accounts)
+    assert gate.most == 1
+
+
+async def test_a_failed_query_does_not_stop_the_next_one() -> None:
+    lookups = Lookups()
+
+    async def fail() -> None:
+        raise StoreAway("away")
+
+    async def answer() -> str:
+        return "answered"
+
+    failed, answered = await asyncio.gather(
+        lookups.run("alice", fail), lookups.run("alice", answer), return_exceptions=True
+    )
+    assert isinstance(failed, StoreAway)
+    assert answered == "answered"

@@ -14,7 +14,7 @@ from aiohttp.http import HttpRequestParser
 from gateway.server import protocol
 from gateway.server.head import MAX_HEADERS, MAX_LINE, whole_request
 from tests.patience import wait_until
-from tests.server.test_pipeline import Site
+from tests.server.test_connections import Site
 
 NAMES = b"Host host Content-Length content-length Authorization X-A Connection Transfer-Encoding Expect Content-Type X_b Upgrade TE"
 MORE_NAMES = (

@@ -1,18 +1,29 @@
-"""Whatever is sent to the API is answered in words with the field at fault, and never with a 500."""
+"""The API: what the table of operations says, for who may do it; everything else is refused in words."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
+import re
 from typing import Any, Final
 
+import msgspec
 import pytest
 from yarl import URL
 
+from gateway.admin.actions.action import PREFIX, Action
+from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.table import ACTIONS
+from gateway.admin.http import openapi
 from gateway.admin.http.api import MAX_BODY
-from tests.admin.http.conftest import TOKEN, Client
+from gateway.domain.exchange import Outcome
+from gateway.usage.record import decode
+from tests.admin.http.conftest import TOKEN, Client, call
+from tests.patience import PATIENCE_S
+from tests.records import arrival, end, usage_database
 
+# Whatever is sent to the API is answered in words with the field at fault, and never with a 500.
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 JSON: Final = {**HEADERS, "Content-Type": "application/json"}
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND")
@@ -187,3 +198,145 @@ async def test_no_bytes_are_answered_with_a_500(api: Client) -> None:
             place = draw.randrange(len(body))
             body[place : place + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
         assert (await sent(api, bytes(body)))[0] in (201, 400, 404, 409), bytes(body)
+
+
+# The API does what the table of operations says, for who may do it, and refuses everything else in words.
+async def test_a_management_token_does_what_its_scopes_say_and_nothing_after_it_is_revoked(api: Client) -> None:
+    status, made = await call(api, "POST", "/management-tokens", {"name": "the shop", "scopes": ["accounts"]})
+    text = made["token"]
+    assert (status, made["scopes"]) == (201, ["accounts"])
+    assert (await call(api, "POST", "/accounts", {"id": "bob"}, text))[0] == 201
+    for method, path in (
+        ("GET", "/accounts"),
+        ("GET", "/management-tokens"),
+        ("DELETE", f"/management-tokens/{made['id']}"),
+        ("POST", "/accounts/bob/credits"),
+    ):
+        status, refused = await call(api, method, path, {"no": "body of it"} if method == "POST" else None, text)
+        assert (status, refused["error"]["code"]) == (403, "scope_missing")
+    assert (await call(api, "DELETE", f"/management-tokens/{made['id']}"))[0] == 204
+    assert (await call(api, "POST", "/accounts", {"id": "carol"}, text))[0] == 401
+
+
+async def test_nobody_gets_in_without_a_token(api: Client) -> None:
+    for token in ("", "wrong", "sk-mgmt-000000000000-guessed", TOKEN[:-1]):
+        assert (await call(api, "GET", "/accounts", None, token))[0] == 401
+
+
+async def test_no_answer_may_be_run_framed_or_kept_by_a_browser(api: Client) -> None:
+    for path in ("/healthz", "/api/v1/accounts", "/nothing"):
+        async with api.get(path) as response:
+            assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+            assert (response.headers["X-Content-Type-Options"], response.headers["Cache-Control"]) == (
+                "nosniff",
+                "no-store",
+            )
+
+
+# What the API sends that is no JSON: CSV of any length, and requests as they end.
+READS_HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+async def test_requests_are_followed_by_model_and_outcome(api: Client, local_client: LocalClient) -> None:
+    rows = usage_database(local_client.store.usage.folder)
+    async with api.get("/api/v1/usage/live?model=large&outcome=completed", headers=READS_HEADERS) as response:
+        assert await response.content.readuntil(b"\n\n") == b": from here on\n\n"
+        mine = end(arrival(), model="large")
+        rows.write([end(arrival()), end(arrival(), model="large", outcome=Outcome.REFUSED), mine])
+        async with asyncio.timeout(PATIENCE_S):
+            event = (await response.content.readuntil(b"\n\n")).decode()
+        assert decode(event.splitlines()[1].removeprefix("data: ")) == mine
+    rows.close()
+
+
+async def test_an_external_id_names_its_account_in_paths_and_filters(api: Client) -> None:
+    body = {"id": "alice", "external_id": "cus_Q1"}
+    assert (await api.post("/api/v1/accounts", json=body, headers=READS_HEADERS)).status == 201
+    for path in ("accounts/ext:cus_Q1", "accounts/ext:cus_Q1/tokens", "requests?account=ext:cus_Q1"):
+        assert (await api.get(f"/api/v1/{path}", headers=READS_HEADERS)).status == 200, path
+    token = await api.post("/api/v1/accounts/ext:cus_Q1/tokens", json={}, headers=READS_HEADERS)
+    assert (await token.json())["id"].startswith("alice-")
+    for path in ("accounts/{}", "requests?account={}", "usage/summary?account={}"):
+        for name, words in (("ext:cus_Q2", "the external id 'cus_Q2'"), ("nobody", "There is no account `nobody`")):
+            answer = await api.get(f"/api/v1/{path.format(name)}", headers=READS_HEADERS)
+            assert answer.status == 404, path
+            assert words in (text := await answer.text()), path
+            assert "`gateway" not in text
+
+
+async def test_a_list_may_be_given_in_parts(api: Client) -> None:
+    one, other = [
+        await (await api.get(f"/api/v1/usage/summary?{terms}", headers=READS_HEADERS)).json()
+        for terms in ("by=day,model", "by=day&by=model")
+    ]
+    assert one == other
+    assert (await api.get("/api/v1/usage/summary?limit=1&limit=2", headers=READS_HEADERS)).status == 400
+
+
+# The description of the API is that of the routes: none more, none less, with schemas.
+@pytest.fixture(scope="module")
+def described() -> Any:
+    return msgspec.json.decode(openapi.encoded())
+
+
+async def test_it_has_the_routes_that_are_served_and_no_other(api: Client, described: Any) -> None:
+    served = set()
+    for route in api.server.app.router.routes():  # type: ignore[attr-defined]
+        assert route.resource is not None
+        path = re.sub(r"\{(\w+)[^}]*\}", r"{\1}", route.resource.canonical)
+        if path.startswith(PREFIX):
+            served.add((route.method.lower(), path))
+    told = {(method, path) for path, methods in described["paths"].items() for method in methods}
+    assert told == served
+
+
+async def test_it_is_served_to_anybody(api: Client, described: Any) -> None:
+    for path in (f"{PREFIX}{openapi.PATH}", openapi.PATH):
+        async with api.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+            assert (response.status, await response.json()) == (200, described)
+        async with api.get(path) as response:
+            assert (response.status, await response.json()) == (200, described)
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda each: each.name)
+def test_each_operation_is_told_with_its_parameters_scope_and_errors(action: Action[Any, Any], described: Any) -> None:
+    told = described["paths"][PREFIX + action.path][action.method.lower()]
+    assert told["operationId"] == action.name
+    assert action.description
+    assert told["summary"][0].isupper()
+    assert f"Scope: `{action.scope}`" in told["description"]
+    parameters = {(each["in"], each["name"]): each for each in told["parameters"]}
+    assert [name for place, name in parameters if place == "path"] == list(action.in_path)
+    fields = () if action.query is None else msgspec.structs.fields(action.query)
+    assert [name for place, name in parameters if place == "query"] == [field.encode_name for field in fields]
+    assert (("header", "Idempotency-Key") in parameters) == action.writes
+    assert {"400", "401", "403", "503", str(action.status)} <= set(told["responses"])
+    assert ("requestBody" in told) == (action.body is not None)
+
+
+def test_every_reference_is_there_and_every_struct_is_described(described: Any) -> None:
+    schemas = described["components"]["schemas"]
+    referred = set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(described).decode()))
+    assert referred == set(schemas)
+    assert [
+        name for name, schema in schemas.items() if schema.get("type") == "object" and not schema.get("description")
+    ] == []
+
+
+def test_generated_clients_compile(described: Any) -> None:
+    """A field with a default counts as required in TypeScript; a model with a field of its own name shadows it in Python."""
+    schemas = described["components"]["schemas"]
+    found = re.findall(r'"requestBody".*?"#/components/schemas/(\w+)"', msgspec.json.encode(described).decode())
+    assert len(found) > 8
+    sent = list(found)
+    for name in sent:
+        sent += set(re.findall(r"schemas/(\w+)", str(schemas[name]))) - set(sent)
+        fields = schemas[name].get("properties", {})
+        assert [field for field, schema in fields.items() if "default" in schema] == [], name
+    snake = {name: re.sub(r"(?<=.)(?=[A-Z])", "_", name).lower() for name in schemas}
+    assert [name for name, schema in schemas.items() if snake[name] in schema.get("properties", {})] == []
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [action.name for action in ACTIONS]
+    assert len(set(names)) == len(names)
