@@ -191,7 +191,7 @@ def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/v1/images/variations", ""),
+        ("/v1/images/upscale", ""),
         ("/v1/messages/batches", ""),
         ("/v1/embeddings/1", ""),
         ("/v1/audio/voices", ""),
