@@ -72,7 +72,11 @@ FIELDS: Final = FieldNames(
         *("prompt_cache_key", "safety_identifier"),
     ),
     {
-        **{name: remedy for name, remedy in REMEDIES.items() if name != "max_output_tokens"},
+        **{
+            name: USE_CEILING if "max_tokens" in remedy else remedy
+            for name, remedy in REMEDIES.items()
+            if name != "max_output_tokens"
+        },
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), USE_CEILING),
         "messages": "send the conversation as 'input'",
         "n": USE_ONE,

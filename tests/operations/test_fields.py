@@ -10,6 +10,7 @@ from gateway.base.errors import Refused
 from gateway.chat.request import BodyRules, checked
 from gateway.operations.form import FORM, written
 from gateway.operations.operation import SERVED, Operation
+from gateway.operations.responses import FIELDS
 
 NAMES = ("model[]", "model[0]", "max_new_tokens", "num_predict", "candidate_count", "numReturnSequences", "options")
 COUNTED = (Operation.CHAT, Operation.COMPLETIONS, Operation.IMAGES, Operation.IMAGE_EDITS)
@@ -30,3 +31,8 @@ def test_what_is_read_in_place_of_a_checked_field_is_refused(operation: Operatio
     with pytest.raises(Refused) as refused:
         check(**{name: 2})
     assert (refused.value.status, refused.value.param) == (400, name)
+
+
+def test_the_advice_names_the_ceiling_of_the_operation() -> None:
+    assert "use 'max_output_tokens'" in FIELDS.remedies["n_predict"]
+    assert not [name for name, remedy in FIELDS.remedies.items() if "'max_tokens'" in remedy]
