@@ -42,7 +42,7 @@ from gateway.usage.gateways import KnownGateway, Membership, away_of, gateways_o
 from gateway.usage.home import Writer, home_of, writer_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
-from gateway.usage.stream import DROPPED, GROUP, OPEN, id_of, short, write_lines
+from gateway.usage.stream import DROPPED, ENDED, GROUP, id_of, short, write_lines
 
 SPOOL_BATCH: Final = 200
 """Files of the spool that share a transaction, at most."""
@@ -317,7 +317,7 @@ def needed(lines: Iterable[bytes]) -> list[bytes]:
     arrivals: list[bytes] = []
     ends: list[bytes] = []
     for line in lines:
-        (arrivals if OPEN in line else ends).append(line)
+        (ends if ENDED in line else arrivals).append(line)
     ended = set(map(id_of, ends))
     return [line for line in arrivals if id_of(line) not in ended] + ends
 

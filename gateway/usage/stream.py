@@ -42,8 +42,8 @@ STREAMS: Final = 16
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 _SHORT: Final = slice(8)
 
-OPEN: Final = b'"outcome":null'
-"""What the line of an arrival has, and that of an end has not."""
+ENDED: Final = b'"outcome":"'
+"""What the line of an end has, and that of an arrival has not."""
 _ID: Final = slice(len('{"id":"'), len('{"id":"') + 36)
 
 SUFFIX: Final = ".jsonl"

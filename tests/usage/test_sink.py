@@ -32,7 +32,7 @@ from gateway.usage.database import path_of
 from gateway.usage.home import Home, months
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
-from gateway.usage.sink import Sink
+from gateway.usage.sink import Sink, needed
 from gateway.usage.stream import DROPPED, Spool, write_lines
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
@@ -480,3 +480,9 @@ async def test_a_cancelled_append_does_not_cancel_others(tmp_path: Path) -> None
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert b"other" in lines(spool)
+
+
+def test_an_arrival_whose_end_is_in_the_batch_is_not_written() -> None:
+    one, other = arrival(), arrival()
+    ended = end(one)
+    assert needed([encode(one), encode(other), encode(ended)]) == [encode(other), encode(ended)]
