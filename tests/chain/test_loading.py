@@ -157,7 +157,10 @@ def test_a_plugin_that_cannot_be_loaded_says_why(folder: Path, use: str, error: 
     [
         ("{}", "4: plugins[1].with: `greeting` is missing; add it"),
         ("{greeting: 1}", "4: plugins[1].with.greeting: must be text, not a whole number; put it in quotes"),
-        ("{greeting: a, time: 1}", "4: plugins[1].with.time: unknown setting; known here: greeting, times; perhaps `times` is meant"),
+        (
+            "{greeting: a, time: 1}",
+            "4: plugins[1].with.time: unknown setting; known here: greeting, times; perhaps `times` is meant",
+        ),
         ("{greeting: a, times: 4}", "4: plugins[1].with: times must be 3 or fewer,\\nnot 4"),
     ],
 )
