@@ -12,13 +12,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pytest
 from aiohttp import ClientPayloadError, ClientSession
 
-from gateway import AccountLimits, Budgets, Record
+from gateway import AccountLimits, Budgets, Exchange, Plan, PlanPart, Plugin, Record, Reply
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
@@ -355,3 +355,51 @@ async def test_plans_are_kept_up_to_a_bound(gateway: Running, monkeypatch: pytes
     plans = gateway.gateway.chain.plans
     assert plans is not None
     assert len(plans) == 2
+
+
+class Stamps(Plugin):
+    """An author's plugin without `prepare`."""
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        exchange.response_headers["x-stamp"] = "stamped"
+        return None
+
+
+class Counts(Plugin):
+    """An author's plugin with `prepare`, which counts each request and each end of one."""
+
+    counted: ClassVar[list[str]] = []
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        self.counted.append(f"hook {exchange.id}")
+        return None
+
+    def prepare(self, plan: Plan) -> PlanPart | None:
+        return CountsPart()
+
+
+class CountsPart(PlanPart):
+    def begin(self, exchange: Exchange) -> None:
+        Counts.counted.append(f"plan {exchange.id}")
+
+
+@pytest.mark.parametrize("without", range(len(CHAIN) + 1))
+@pytest.mark.parametrize("prepared", [0, 2, 3, len(CHAIN)])
+async def test_plugins_with_and_without_prepare_are_mixed_in_any_order(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, without: int, prepared: int
+) -> None:
+    chain = list(CHAIN)
+    chain.insert(prepared, f"{__name__}:Counts")
+    chain.insert(without, f"{__name__}:Stamps")
+    Counts.counted.clear()
+    async with running(document(upstream.base_url, tuple(chain)), tmp_path, store_url) as gateway:
+        token = await gateway.token()
+        answers = [await gateway.ask(token) for _ in range(3)]
+        assert [(each.status, each.headers["x-stamp"]) for each in answers] == [(200, "stamped")] * 3
+        charges = {await charge_of(gateway, each.headers["x-request-id"]) for each in answers}
+        assert len(charges) == 1 and charges != {0}
+        assert await gateway.store.wallet.verify("tester") == []
+    kinds, ids = zip(*(each.split(" ") for each in Counts.counted), strict=True)
+    assert list(ids) == [each.headers["x-request-id"] for each in answers], "each was counted once"
+    # Below `auth`, what is above the plugin without `prepare` is of the plan.
+    assert ("plan" in kinds) == (prepared < without and without > 2)
