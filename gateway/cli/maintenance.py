@@ -27,6 +27,7 @@ from gateway.cli.common import (
     confirm,
     print_fields,
     print_json,
+    printable,
     progress,
     refuse,
     run_with_store,
@@ -98,10 +99,11 @@ async def list_alerts(
     page, zone = await at.do("alerts.list_", limit=limit), await at.zone()
     at.print(
         page.data,
-        ("state", "type", "receiver", "at", "attempts", "next attempt", "error", "id"),
+        ("state", "type", "what", "receiver", "at", "attempts", "next attempt", "error", "id"),
         lambda each: (
             each.state.replace("_", " "),
             each.type,
+            printable(each.message),
             each.receiver or "-",
             local(each.at, zone),
             each.attempts,
@@ -109,6 +111,7 @@ async def list_alerts(
             each.error,
             each.id,
         ),
+        optional=("id", "attempts", "receiver"),
         empty="No alert waits, and none was sent.",
     )
 

@@ -40,7 +40,7 @@ UNKNOWN_PATHS = r"""
         /v1/%2e%2e/v1/chat/completions /v1/chat%2fcompletions /v1/chat%2Fcompletions /v1/chat/completions%00
         /v1/chat/completions;x=y /v1/chat;x/completions /V1/chat/completions /v1/Chat/Completions
         /v1/chat/completions%20 /v1/chat/completions%3fx /%76%31/chat/completions /v1\chat\completions
-        /v1/chat/completions.json /v1/chat/completions/.. /v2/chat/completions /v1/images/variations
+        /v1/chat/completions.json /v1/chat/completions/.. /v2/chat/completions /v1/images/upscale
         /v1/audio /admin /metrics /debug /.env /.git/config /../../etc/passwd /%00 /v1/chat/completions#x
         /healthz/ /healthz/.. /readyz%00 /v1/v1/chat/completions /v1/v1 /chat/completions /models
         http://gateway/v1/chat/completions http://169.254.169.254/v1/chat/completions

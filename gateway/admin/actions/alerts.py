@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
 from gateway.admin.actions.local import LocalClient
-from gateway.alerts.event import Outbox, OutboxEntry
+from gateway.alerts.event import Event, Outbox, OutboxEntry
 from gateway.base.errors import GatewayError
 from gateway.base.ids import utc
 
@@ -28,7 +28,8 @@ class AlertLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ListedAlert(msgspec.Struct, frozen=True):
     """An alert on its way to a receiver. `receiver`: empty for the first one. `at`: when it happened, in UTC.
 
-    `due_at`: when a pending one is sent next; `ended_at`: when another was sent or given up. `error`: of the last attempt.
+    `message`: what happened, and to whom. `due_at`: when a pending one is sent next; `ended_at`: when another was sent or given up.
+    `error`: of the last attempt.
     """
 
     id: str
@@ -36,6 +37,7 @@ class ListedAlert(msgspec.Struct, frozen=True):
     receiver: str
     state: Literal["pending", "sent", "given_up"]
     at: str
+    message: str
     attempts: int
     error: str = ""
     due_at: str | None = None
@@ -65,6 +67,7 @@ def _line(entry: OutboxEntry, receiver: str, due_at: str | None = None) -> Liste
         receiver,
         "pending" if due_at else "given_up" if entry.error else "sent",
         utc(entry.created_ms),
+        str(msgspec.json.decode(entry.body, type=Event).data.get("message", "")),
         entry.attempts,
         entry.error,
         due_at,

@@ -620,7 +620,8 @@ class WalletMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.truth.expire(self.now)
+            self.truth.expire(self.now)  # the audit sweeps
+            self.truth.forget(self.now)
             assert self.run(self.wallet.verify(ACCOUNT)) == []
             assert self.run(self.wallet.audit(ACCOUNT, self.archive)).wrong == []
             assert self.run(self.wallet.dead_letters(ACCOUNT)) == self.truth.stale
