@@ -17,6 +17,7 @@ from aiohttp import web
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from gateway.admin.pages import reference
 from gateway.admin.pages.view import context_of, render
 from gateway.base.errors import Refused
 
@@ -35,7 +36,9 @@ NAMES: Final = (
     "plugins/*.md",
     "CHANGELOG.md",
 )
-REFERENCES: Final = ("plugins/REFERENCE.md", "CHANGELOG.md")
+API: Final = "gateway/docs/api.md"
+"""The reference of the operator's API, which is in no file."""
+REFERENCES: Final = (API, "plugins/REFERENCE.md", "CHANGELOG.md")
 """What a search puts after the guides."""
 MOST: Final = 30
 AROUND: Final = 120
@@ -51,13 +54,13 @@ class DocumentPart(NamedTuple):
 
 
 @cache
-def documents() -> dict[str, Path]:
-    """Return the documents by their names."""
+def documents() -> dict[str, str]:
+    """Return the texts of the documents by their names."""
     found: dict[str, Path] = {}
     for folder in reversed(FOLDERS):
         for pattern in NAMES if folder.exists() else ():
             found |= {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob(pattern))}
-    return found
+    return {name: path.read_text(encoding="utf-8") for name, path in found.items()} | {API: reference.markdown()}
 
 
 def anchor(heading: str) -> str:
@@ -68,7 +71,7 @@ def anchor(heading: str) -> str:
 @cache
 def rendered(name: str, alone: bool = False) -> Markup:
     """Return a document as HTML, with links to the others unless it is `alone`."""
-    text = documents()[name].read_text(encoding="utf-8")
+    text = documents()[name]
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     if not name.endswith(".md"):
         text = f"# {name}\n\n```\n{text}\n```\n"
@@ -98,7 +101,7 @@ def sections() -> list[DocumentPart]:
 
 
 def _parts(name: str) -> Iterator[DocumentPart]:
-    text = documents()[name].read_text(encoding="utf-8")
+    text = documents()[name]
     title, found = name, re.split(r"(?m)^#{1,4} (.+)$", text) if name.endswith(".md") else ["", name, text]
     for heading, body in zip(found[1::2], found[2::2], strict=True):
         title = heading if title == name else title

@@ -6,6 +6,8 @@ import re
 from html import unescape
 from urllib.parse import urljoin
 
+from gateway.admin.actions.action import PREFIX
+from gateway.admin.actions.table import ACTIONS
 from gateway.admin.pages import docs
 from tests.admin.pages.conftest import House, PlainBrowser
 
@@ -51,6 +53,21 @@ async def test_a_search_puts_guides_first_and_needs_no_more_than_half_of_the_wor
     parts = " ".join(" ".join(part.text.split()) for part in docs.sections())
     for found in docs.search("charge stream"):
         assert f" {found['around']}" in parts, found
+
+
+async def test_each_operation_of_the_api_is_described_and_found(house: House) -> None:
+    browser = PlainBrowser(await house.client_of())
+    _, text = await browser.get(f"/docs/{docs.API}")
+    for action in ACTIONS:
+        assert f">{action.method} {PREFIX}{action.path}</h2>" in text, action.name
+    part = text.partition(">POST /api/v1/accounts</h2>")[2].partition("<h2")[0]
+    for told in ("Create an active account", "Scope: <code>accounts</code>", "Idempotency-Key (header)"):
+        assert told in part
+    assert 'Body: <a href="#newaccount">' in part and 'Answer 201: <a href="#changedaccount">' in part
+    fields = text.partition('<h2 id="newaccount">')[2].partition("<h2")[0]
+    assert "<td>external_id</td>" in fields and "What the account is called elsewhere" in fields
+    assert f'href="/docs/{docs.API}"' in (await browser.get("/docs/README.md"))[1]
+    assert f"/docs/{docs.API}#" in (await browser.get("/docs?q=POST+/api/v1/accounts"))[1]
 
 
 async def test_nothing_but_documents_is_served(house: House) -> None:
