@@ -15,7 +15,7 @@ from gateway.base.ids import LAST_MS, utc
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 FORMS: Final = (
-    "write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, a minute as in 2026-11-21T10:30 (UTC), or "
+    "write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, a minute as in 2026-11-21T10:30, or "
     "with a zone, as in 2026-11-21T10:30:00+01:00"
 )
 _AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -42,10 +42,10 @@ Until = Annotated[
 ]
 
 
-def period(text: str) -> tuple[int, int]:
+def period(text: str, zone: tzinfo = UTC) -> tuple[int, int]:
     """Return when an age, a minute, a day or a month begins and ends, in ms since 1970; an age and a minute are one moment.
 
-    Raises `ValueError` for any other text.
+    `zone`: that of a text without one. Raises `ValueError` for any other text.
     """
     if match := _AGE.fullmatch(text):
         moment = max(0, round((time.time() - int(match[1]) * UNITS_S[match[2]]) * 1000))
@@ -53,11 +53,12 @@ def period(text: str) -> tuple[int, int]:
     with suppress(ValueError, OverflowError):
         if _MONTH.fullmatch(text):
             first = datetime.fromisoformat(f"{text}-01")
-            return _ms(first), _ms((first + timedelta(days=31)).replace(day=1))
+            return _ms(first, zone), _ms((first + timedelta(days=31)).replace(day=1), zone)
         if _DAY.fullmatch(text):
-            return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text) + timedelta(days=1))
+            first = datetime.fromisoformat(text)
+            return _ms(first, zone), _ms(first + timedelta(days=1), zone)
         if _MOMENT.fullmatch(text):
-            moment = _ms(datetime.fromisoformat(text))
+            moment = _ms(datetime.fromisoformat(text), zone)
             return moment, moment
     raise ValueError(f"`{text}` is not a time; {FORMS}")
 
@@ -88,6 +89,6 @@ def local(at: str | float | datetime, zone: tzinfo) -> str:
     return moment.astimezone(zone).isoformat(" ", "seconds").replace("+00:00", "Z")
 
 
-def _ms(moment: datetime) -> int:
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+def _ms(moment: datetime, zone: tzinfo) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=zone)
     return min(max(0, round(aware.timestamp() * 1000)), LAST_MS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -9,9 +10,10 @@ from aiohttp import web
 
 from gateway.admin.actions import requests, usage
 from gateway.admin.actions.requests import Filters, Requests, SearchQuery
+from gateway.admin.actions.times import moment, period
 from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused, send_csv
-from gateway.admin.pages.view import Page, View, body
+from gateway.admin.pages.view import Page, Texts, View, body
 from gateway.base.errors import GatewayError
 from gateway.domain.exchange import Outcome
 
@@ -28,7 +30,7 @@ async def index(view: View) -> web.StreamResponse:
         return view.go(f"/requests/{search.asked['id']}")
     page, problem, status = None, None, 200
     try:
-        page = await requests.list_(view.client, query=body(Requests, limit=LISTED, **search.asked))
+        page = await requests.list_(view.client, query=body(Requests, limit=LISTED, **_zoned(view, search.asked)))
     except GatewayError as error:
         if (answer := refused(error)).status not in (400, 404):
             raise
@@ -49,7 +51,16 @@ async def index(view: View) -> web.StreamResponse:
 async def export(view: View) -> web.StreamResponse:
     """Send the requests that are searched for as CSV."""
     asked = view.search(Filters).asked
-    return await send_csv(view.request, await usage.export(view.client, query=body(Filters, **asked)))
+    return await send_csv(view.request, await usage.export(view.client, query=body(Filters, **_zoned(view, asked))))
+
+
+def _zoned(view: View, asked: Texts) -> Texts:
+    """Return what is asked for, with times as the page shows them, in its zone, as moments."""
+    found = Texts(asked)
+    for number, name in enumerate(("since", "until")):
+        with suppress(ValueError):  # the action says what is wrong
+            found |= {name: str(moment(period(asked[name], view.zone)[number]))}
+    return found
 
 
 async def search(view: View) -> web.StreamResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from html import unescape
+from urllib.parse import urlencode
 
 import pytest
 
@@ -76,6 +77,27 @@ async def test_times_are_in_the_zone_of_the_file_or_of_the_address(house: House,
         True,
     )
     assert (await browser.get("/requests?zone=Nowhere"))[0] == 400
+
+
+async def test_a_time_copied_from_a_table_finds_the_request_with_and_without_its_zone(
+    house: House, rows: UsageDatabase
+) -> None:
+    house.loaded = house.configured("time_zone: Asia/Kolkata")
+    browser = await house.browser()
+    now_ms = int(time.time() * 1000) // 60_000 * 60_000
+    record, before = (end(arrival(id_at(now_ms - ago_s * 1000))) for ago_s in (60, 3660))
+    rows.write([before, record])
+    _, text = await browser.get("/requests")
+    shown = text.partition(f"/requests/{record.id}")[2].partition("</time>")[0].rpartition(">")[2]
+    assert shown.endswith("+05:30") and "Since (Asia/Kolkata)" in text
+    for since in (shown, shown.removesuffix("+05:30")):
+        for page in ("/requests", "/requests.csv"):
+            _, text = await browser.get(f"{page}?{urlencode({'since': since})}")
+            assert (record.id in text, before.id in text) == (True, False), (page, since)
+        _, text = await browser.get(f"/requests?{urlencode({'until': since})}")
+        assert (record.id in text, before.id in text) == (False, True), since
+    day = shown[:10]
+    assert record.id in (await browser.get(f"/requests?since={day}&until={day}"))[1]
 
 
 async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
