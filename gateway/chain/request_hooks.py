@@ -53,6 +53,7 @@ class RequestHooks:
             "_places",
             "_planning",
             "_refusal",
+            "_spent_s",
             "_steps",
         ),
     )
@@ -71,6 +72,8 @@ class RequestHooks:
         """The plugin that is asked for its step."""
         self._begun: Sequence[Entry] = ()
         """Those of which a plan has done what their `on_request` does."""
+        self._spent_s = 0.0
+        """How long a plan waited for the store in vain."""
 
     async def run_plan(self, plan: PlannedChain, body: Body) -> int:
         """Run the parts of a plan. Return the place in the list from which the hooks are to run, and all that is to be decided.
@@ -90,7 +93,8 @@ class RequestHooks:
                 replies = await client.send(command, plan.request.script)
             except GatewayError as error:  # the script may have run; the steps of the hooks have the same effect then
                 entry = plan.entries[plan.first]
-                if time.monotonic() - began >= client.timeout_s and not self._ignores(entry, "prepare", error):
+                self._spent_s = time.monotonic() - began
+                if self._spent_s >= client.timeout_s and not self._ignores(entry, "prepare", error):
                     raise
                 self._begun = plan.begun
                 return plan.first
@@ -229,7 +233,7 @@ class RequestHooks:
         None where one of several steps cannot be run, so that the script of all of them cannot: then each is sent by itself.
         """
         try:
-            return await retried(partial(run_steps, self._client, steps), self._client.timeout_s)
+            return await retried(partial(run_steps, self._client, steps), self._client.timeout_s - self._spent_s)
         except BaseException as error:
             if is_cancellation(error):
                 raise
