@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -35,9 +36,12 @@ async def index(view: View) -> web.StreamResponse:
         if (answer := refused(error)).status not in (400, 404):
             raise
         problem, status = answer.message, answer.status
+    kept = {name: text for name, text in search.asked.items() if name not in ("since", "until", "after")}
+    times = TIMES | {f"{datetime.now(view.zone):%Y-%m}": "This month"}
     return view.page(
         "requests.html",
         status,
+        ranges=[(since, label, f"/requests?{urlencode({**kept, 'since': since})}") for since, label in times.items()],
         page=page,
         search=search,
         problem=problem,

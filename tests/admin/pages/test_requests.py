@@ -100,6 +100,20 @@ async def test_a_time_copied_from_a_table_finds_the_request_with_and_without_its
     assert record.id in (await browser.get(f"/requests?since={day}&until={day}"))[1]
 
 
+async def test_buttons_show_a_range_and_keep_the_rest_of_the_search(house: House) -> None:
+    browser = await house.browser()
+    _, text = await browser.get("/requests?model=m1&since=24h&until=2026-11&after=")
+    ranges = re.findall(r'href="/requests\?model=m1&amp;since=([^"&]+)"( aria-current="page")?>([^<]+)<', text)
+    assert ranges[:3] == [
+        ("1h", "", "The last hour"),
+        ("24h", ' aria-current="page"', "24 hours"),
+        ("7d", "", "7 days"),
+    ]
+    assert (len(ranges), ranges[3][2]) == (4, "This month")
+    for since, _, _ in ranges:
+        assert (await browser.get(f"/requests?since={since}"))[0] == 200
+
+
 async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
     browser = await house.browser()
     records = [end(arrival(), account="mine") for _ in range(120)]
