@@ -21,7 +21,7 @@ from gateway.admin.actions.times import Since, Until, between
 from gateway.admin.actions.tokens import ShownToken, shown
 from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, Refused
-from gateway.base.ids import arrival_ms, check_time, first_id
+from gateway.base.ids import EXTERNAL, arrival_ms, check_time, first_id
 from gateway.base.text import counted
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain import exchange
@@ -174,7 +174,7 @@ class SearchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             min_length=1,
             max_length=512,
             description="The id of a request, of its answer or of its upstream; what the caller sent as `X-Client-Request-Id`; the "
-            "id or the external id of an account; the id of a token, or the beginning of its text.",
+            "id or the external id of an account, also with `ext:`; the id of a token, or the beginning of its text.",
         ),
     ]
 
@@ -191,7 +191,8 @@ class Found(msgspec.Struct, frozen=True):
 async def search(client: LocalClient, query: SearchQuery) -> Found:
     """Find requests, accounts and tokens by whatever one has of them. Ids of answers are found when a request has ended."""
     text, store = query.q.strip(), client.store
-    owner = await store.external_ids.find(text) if len(text.encode()) <= 200 else None
+    external_id = text.removeprefix(EXTERNAL)
+    owner = await store.external_ids.find(external_id) if len(external_id.encode()) <= 200 else None
     named = [each for each in (text, owner) if each and ACCOUNT_ID.fullmatch(each)]
     tokens: list[ShownToken] = []
     if match := TOKEN.fullmatch(text):

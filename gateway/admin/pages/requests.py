@@ -35,6 +35,8 @@ async def index(view: View) -> web.StreamResponse:
     except GatewayError as error:
         if (answer := refused(error)).status not in (400, 404):
             raise
+        if answer.status == 404 and (owner := await view.client.store.external_ids.find(search.asked["account"])):
+            return view.go(f"{search.path}?{urlencode({**search.asked, 'account': owner})}")
         problem, status = answer.message, answer.status
     kept = {name: text for name, text in search.asked.items() if name not in ("since", "until", "after")}
     times = TIMES | {f"{datetime.now(view.zone):%Y-%m}": "This month"}

@@ -114,6 +114,19 @@ async def test_buttons_show_a_range_and_keep_the_rest_of_the_search(house: House
         assert (await browser.get(f"/requests?since={since}"))[0] == 200
 
 
+async def test_an_external_id_is_found_with_and_without_ext(house: House, rows: UsageDatabase) -> None:
+    await accounts.create(house.local_client(), body=NewAccount("mine", external_id="user-17"))
+    browser = await house.browser()
+    record = end(arrival(), account="mine")
+    rows.write([record])
+    for text in ("user-17", "ext:user-17"):
+        status, _ = await browser.get(f"/search?q={text}")
+        assert (status, browser.headers["Location"]) == (303, "/accounts/mine"), text
+    assert record.id in (await browser.get("/requests?account=ext:user-17"))[1]
+    status, _ = await browser.get("/requests?account=user-17&since=1h")
+    assert (status, browser.headers["Location"]) == (303, "/requests?account=mine&since=1h")
+
+
 async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
     browser = await house.browser()
     records = [end(arrival(), account="mine") for _ in range(120)]
