@@ -22,6 +22,7 @@ class TypedEvent(msgspec.Struct):
     """What an event says."""
 
     type: str = ""
+    error: msgspec.Raw = NULL
 
 
 class TypedEvents(EventStream):
@@ -100,9 +101,10 @@ def text_size(raw: msgspec.Raw) -> int:
 
 
 def decoded(decoder: msgspec.json.Decoder[Said], name: bytes, data: bytes, nothing: Said) -> Said:
-    """Return what an event says. Some servers leave its name out, so that its type counts; an error may have none."""
+    """Return what an event says. Some servers leave its name out, so that its type counts; an error may have neither."""
     try:
         said = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = nothing
-    return msgspec.structs.replace(said, type="error") if name == b"error" and not said.type else said
+    is_error = not said.type and (name == b"error" or said.error != NULL)
+    return msgspec.structs.replace(said, type="error") if is_error else said

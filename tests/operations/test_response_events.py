@@ -91,7 +91,8 @@ def test_the_usage_of_a_last_event_that_is_passed_on_in_pieces_is_read_and_its_t
 
 
 def test_an_error_is_relayed_and_ends_the_answer() -> None:
-    for error in (event("error", code="oops", message="no"), response("failed", None, error={"code": "oops"})):
+    untyped = b'data: {"error":{"message":"no"}}\n\n'
+    for error in (event("error", code="oops", message="no"), response("failed", None, error={"code": "oops"}), untyped):
         events, relayed = fed(CREATED + error + delta("x"), events=ResponseEvents())
         assert (events.first_error, events.error_relayed, relayed) == (False, True, CREATED + error)
         events, _ = fed(error, events=ResponseEvents())
