@@ -8,6 +8,7 @@ from gateway.admin.actions import accounts, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.tokens import TokenList
 from gateway.base.errors import Refused
+from gateway.store.client.steps import run_steps
 from tests.admin.pages.conftest import House, PlainBrowser
 
 
@@ -64,7 +65,13 @@ async def test_a_token_is_replaced_disabled_enabled_and_deleted(house: House) ->
     new = secret_in(text) or ""
     assert (status, new != old) == (201, True)
     for text in (old, new):
-        assert (await house.store.tokens.authenticate(text)).account.id == "alice"
+        known = await house.store.tokens.authenticate(text)
+        assert known.account.id == "alice"
+    step = house.store.tokens.touch_step(known)
+    assert step is not None
+    await run_steps(house.store.client, [step])
+    _, text = await browser.get("/accounts/alice")
+    assert len(re.findall(r"in the hour from <time [^>]*>[0-9-]{10} [0-9]{2}:00:00Z<", text)) == 1
     assert (await browser.post(f"/accounts/alice/tokens/{short}/disable"))[0] == 303
     assert await is_refused(house, old)
     assert (await browser.post(f"/accounts/alice/tokens/{short}/enable"))[0] == 303
