@@ -26,9 +26,7 @@ from gateway.store.client.client import Argument
 from gateway.store.client.steps import Declared, Filled
 
 MOST: Final = 4096
-"""Credentials whose plans are kept."""
-MOST_MODELS: Final = 64
-"""Plans of one credential."""
+"""Plans that are kept, of all credentials. Each takes some 9 KiB."""
 NONE: Final[tuple[str, ...]] = ()
 
 
@@ -111,6 +109,7 @@ class Plans:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
         self._by_credential: dict[str, tuple[Caller, dict[tuple[Operation, str], PlannedChain | None]]] = {}
+        self._kept = 0
 
     async def find(self, exchange: Exchange) -> PlannedChain | None:
         """Return the plan of a request, whose body is then read; None where it has none."""
@@ -132,24 +131,26 @@ class Plans:
         credential, caller = credential_of(exchange.request.headers), exchange.get(Caller)
         if not credential or caller is None:
             return
-        found = self._by_credential.get(credential)
-        if found is None:
-            if len(self._by_credential) >= MOST:
-                del self._by_credential[next(iter(self._by_credential))]
-            found = self._by_credential[credential] = caller, {}
-        plans, key = found[1], (exchange.request.operation, exchange.model)
-        if key not in plans:
-            if len(plans) >= MOST_MODELS:
-                plans.clear()
-            planned = PlannedChain(credential)
-            plans[key] = planned if planned.prepare(Plan(exchange), self._entries) else None
+        key = exchange.request.operation, exchange.model
+        if (found := self._by_credential.get(credential)) is not None and key in found[1]:
+            return
+        planned = PlannedChain(credential)
+        made = planned if planned.prepare(Plan(exchange), self._entries) else None
+        if self._kept >= MOST:
+            self._drop(next(iter(self._by_credential)))
+        self._by_credential.setdefault(credential, (caller, {}))[1][key] = made
+        self._kept += 1
 
     def __len__(self) -> int:
-        return len(self._by_credential)
+        return self._kept
 
     def forget(self, plan: PlannedChain) -> None:
         """Forget all plans of a plan's credential: they rest on the same."""
-        self._by_credential.pop(plan.credential, None)
+        self._drop(plan.credential)
+
+    def _drop(self, credential: str) -> None:
+        if (found := self._by_credential.pop(credential, None)) is not None:
+            self._kept -= len(found[1])
 
 
 def credential_of(headers: Mapping[str, str]) -> str:

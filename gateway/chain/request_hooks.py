@@ -43,19 +43,17 @@ class RequestHooks:
     """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
 
     __slots__ = (
-        *(
-            "_again",
-            "_begun",
-            "_client",
-            "_entered",
-            "_entries",
-            "_exchange",
-            "_places",
-            "_planning",
-            "_refusal",
-            "_spent_s",
-            "_steps",
-        ),
+        "_again",
+        "_begun",
+        "_client",
+        "_entered",
+        "_entries",
+        "_exchange",
+        "_places",
+        "_planning",
+        "_refusal",
+        "_spent_s",
+        "_steps",
     )
 
     def __init__(self, exchange: Exchange, entries: Sequence[Entry], entered: list[Entry], client: Client) -> None:

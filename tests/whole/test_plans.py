@@ -355,6 +355,11 @@ async def test_plans_are_kept_up_to_a_bound(gateway: Running, monkeypatch: pytes
     plans = gateway.gateway.chain.plans
     assert plans is not None
     assert len(plans) == 2
+    for model in ("words", "tiered", "free") * 2:  # of one token, too
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        assert (await ask(gateway, tokens[0], body, {}))[0] == 200
+        assert 0 < len(plans) <= 2
+        assert sum(len(kept) for _, kept in plans._by_credential.values()) == len(plans)
 
 
 class Stamps(Plugin):
