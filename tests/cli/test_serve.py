@@ -14,8 +14,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.commands import program
 from gateway.config.schema import StoreSettings
+from gateway.fake_upstream import MODES
 from tests.cli.processes import (
     Served,
     alive,
@@ -31,7 +34,7 @@ from tests.cli.processes import (
 )
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
 
 ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
 
@@ -49,6 +52,7 @@ async def balance(file: Path) -> int:
     return int(json.loads(out)["balance_micros"])
 
 
+@ON_LINUX
 async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         assert f"curl -iN {served.base_url}/chat/completions" in served.printed
@@ -62,6 +66,7 @@ async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None
         assert out.endswith(b"data: [DONE]\n\n")
 
 
+@ON_LINUX
 async def test_it_listens_soon_after_its_start(tmp_path: Path) -> None:
     began = time.monotonic()
     async with serving(demo_in(tmp_path)) as served:
@@ -69,6 +74,7 @@ async def test_it_listens_soon_after_its_start(tmp_path: Path) -> None:
         assert took_s - kept_waiting_s(served.pid) < 5, "the promise is 1.5 s on an idle machine"
 
 
+@ON_LINUX
 async def test_sigterm_ends_it_with_0_and_leaves_no_process(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path, workers=2)) as served:
         family = set(children(served.pid))
@@ -78,6 +84,7 @@ async def test_sigterm_ends_it_with_0_and_leaves_no_process(tmp_path: Path) -> N
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
 
+@ON_LINUX
 async def test_repeated_signals_do_not_change_the_exit_code(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         stopping = asyncio.create_task(served.stop())
@@ -88,6 +95,7 @@ async def test_repeated_signals_do_not_change_the_exit_code(tmp_path: Path) -> N
         assert await stopping == 0
 
 
+@ON_LINUX
 async def test_the_second_start_keeps_the_balance_and_the_token(tmp_path: Path) -> None:
     file = demo_in(tmp_path)
     async with serving(file) as first:
@@ -103,6 +111,7 @@ async def test_the_second_start_keeps_the_balance_and_the_token(tmp_path: Path) 
     assert await balance(file) < left
 
 
+@ON_LINUX
 async def test_an_open_stream_is_finished_before_the_end(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         url = f"{served.base_url}/chat/completions"
@@ -113,6 +122,7 @@ async def test_an_open_stream_is_finished_before_the_end(tmp_path: Path) -> None
         assert await ended == 0
 
 
+@ON_LINUX
 async def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         began = time.monotonic()
@@ -127,6 +137,7 @@ async def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         assert await served.stop() == 0
 
 
+@ON_LINUX
 async def test_a_killed_parent_takes_all_its_processes_with_it(tmp_path: Path) -> None:
     file = demo_in(tmp_path)
     async with serving(file) as served:
@@ -137,6 +148,7 @@ async def test_a_killed_parent_takes_all_its_processes_with_it(tmp_path: Path) -
         assert "[DONE]" in await stream(again)
 
 
+@ON_LINUX
 async def test_a_killed_store_is_started_again_with_its_data(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         assert "[DONE]" in await stream(served)
@@ -161,6 +173,7 @@ async def refusal(file: Path) -> str:
     return err.removeprefix("gateway: ").rstrip()
 
 
+@ON_LINUX
 async def test_a_taken_port_is_one_line_on_standard_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -168,6 +181,7 @@ async def test_a_taken_port_is_one_line_on_standard_error(tmp_path: Path) -> Non
     assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; stop it or change `listen:`"
 
 
+@ON_LINUX
 async def test_a_taken_port_of_the_demos_upstream_is_one_line_on_standard_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -175,12 +189,14 @@ async def test_a_taken_port_of_the_demos_upstream_is_one_line_on_standard_error(
     assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; change `demo.upstream`"
 
 
+@ON_LINUX
 async def test_a_data_folder_that_cannot_be_made_is_one_line_on_standard_error(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     message = await refusal(demo_in(tmp_path))
     assert message == f"data: {tmp_path}/data is a file, not a folder: move it away, or change `data:`"
 
 
+@ON_LINUX
 async def test_a_second_gateway_with_the_data_folder_is_refused_at_once(tmp_path: Path) -> None:
     file = demo_in(tmp_path)
     async with serving(file) as served:
@@ -191,6 +207,7 @@ async def test_a_second_gateway_with_the_data_folder_is_refused_at_once(tmp_path
         assert "[DONE]" in await stream(served)
 
 
+@ON_LINUX
 async def test_a_store_that_cannot_be_reached_is_reported_within_the_configured_time(tmp_path: Path) -> None:
     file = demo_in(tmp_path)
     file.write_text(
@@ -209,3 +226,49 @@ async def test_a_store_that_cannot_be_reached_is_reported_within_the_configured_
     assert err.splitlines()[-1] == message
     assert "Traceback" not in err
     assert "sesame" not in err
+
+
+def test_the_modes_are_listed_with_what_they_do() -> None:
+    result = CliRunner().invoke(program(), ["fake-upstream", "--modes"])
+    assert result.exit_code == 0
+    listed = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    listed.pop("mode")
+    assert {mode: " ".join(text.split()) for mode, text in listed.items()} == dict(MODES)
+
+
+def test_an_unknown_mode_is_refused_with_where_to_look() -> None:
+    result = CliRunner().invoke(program(), ["fake-upstream", "--mode", "wrods"])
+    assert result.exit_code == 2
+    assert "there is no mode `wrods`" in result.stderr
+    assert "--modes" in result.stderr
+
+
+async def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    code, _, err = await gateway("fake-upstream", "--port", str(port), cwd=tmp_path)
+    server.close()
+    assert (code, err) == (
+        2,
+        f"gateway: cannot listen on 127.0.0.1:{port}: another program listens there; change --port\n",
+    )
+
+
+async def test_it_answers_by_its_mode_until_it_is_interrupted(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "fake-upstream", "--port", "0", "--mode", "429"),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        mode, base_url = (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode().split()
+        assert mode == "429:"
+        ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with aiohttp.ClientSession() as client, client.post(f"{base_url}/chat/completions", json=ask) as answer:
+            assert answer.status == 429
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()

@@ -12,12 +12,13 @@ from gateway.admin.actions import accounts, audit, audit_log, management_tokens,
 from gateway.admin.actions.accounts import AccountChange, NewAccount
 from gateway.admin.actions.action import Actor, Arguments, Scope
 from gateway.admin.actions.audit import AuditEntry, AuditLines
-from gateway.admin.actions.audit_log import AuditWriter, RecordedChange
+from gateway.admin.actions.audit_log import CALLERS, OPERATORS, AuditLog, AuditWriter, RecordedChange, StoredLine
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken
 from gateway.base.errors import GatewayError, StoreAway
+from gateway.store.client.client import Client
 from gateway.store.pepper import VARIABLE
 
 
@@ -190,3 +191,47 @@ async def test_the_log_keeps_the_newest_lines_that_fit(
     for line in await audit_log.AuditLog(client).before("", 100):
         counted += 64 + sum(len(name) + len(value) for name, value in line.fields.items())
     assert int(await client.call("GET", audit_log.BYTES)) == counted
+
+
+async def check_log(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write more than fits, and read it from both ends."""
+    monkeypatch.setattr(audit_log, "MAX_LINES", 5)
+    log = AuditLog(client)
+    assert await log.before("", 10) == await log.after("0-0", 10) == []
+    lines = [await log.add(OPERATORS, "number", number) for number in range(8)]
+    assert [line.id for line in await log.before("", 10)] == lines[:2:-1]
+    assert [line.fields for line in await log.before(lines[5], 1)] == [{"number": b"4"}]
+    assert [line.id for line in await log.after(lines[5], 10)] == lines[6:]
+    assert int(await client.call("GET", audit_log.BYTES)) == 5 * (64 + len("number4"))
+    monkeypatch.setattr(audit_log, "MAX_BYTES", 300)
+    last = await log.add(OPERATORS, "number", "x" * 1000)  # one line is kept, however long it is
+    assert [line.id for line in await log.before("", 10)] == [last]
+    assert int(await client.call("GET", audit_log.BYTES)) == 64 + len("number") + 1000
+
+
+async def test_the_newest_lines_that_fit_are_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await check_log(client, monkeypatch)
+
+
+async def test_lines_of_callers_push_out_none_of_operators_and_are_read_with_them_in_order(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "MAX_LINES", 5)
+    log = AuditLog(client)
+    first = await log.add(OPERATORS, "by", "operator")
+    callers = [await log.add(CALLERS, "by", "caller") for _ in range(20)]
+    last = await log.add(OPERATORS, "by", "operator")
+    assert len({first, last, *callers}) == 22
+    kept = sorted([first, *callers[-5:], last], key=lambda line: StoredLine(line, {}).place)
+    assert [line.id for line in await log.before("", 10)] == kept[::-1]
+    assert [line.id for line in await log.after("0-0", 10)] == kept
+    for each in range(len(kept)):
+        assert [line.id for line in await log.after(kept[each], 2)] == kept[each + 1 : each + 3]
+        assert [line.id for line in await log.before(kept[each], 2)] == kept[:each][::-1][:2]
+    assert [line.id for line in await AuditLog(client, [OPERATORS]).after("0-0", 10)] == [first, last]
+
+
+async def test_a_clock_that_steps_back_leaves_the_order_of_the_lines(client: Client) -> None:
+    await client.call("XADD", CALLERS.lines, "99999999999999-5", "by", "the future")
+    log = AuditLog(client)
+    assert [await log.add(CALLERS, "by", "caller") for _ in range(2)] == ["99999999999999-6", "99999999999999-7"]

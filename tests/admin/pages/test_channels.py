@@ -1,9 +1,18 @@
-"""Channels are shown with their credentials by number, switched, and tried."""
+"""Channels, alerts and the configuration are shown without secrets, with their state; channels are switched, and tried."""
 
 from __future__ import annotations
 
+import time
+
+import msgspec
+
 from gateway.admin.actions import channels
+from gateway.admin.actions.local import GatewayState
+from gateway.alerts.event import Outbox
+from gateway.runtime.handover import RefusedReload
 from gateway.store.channels import Condition
+from gateway.usage.gateways import About, Membership, now_ms
+from gateway.usage.stream import GATEWAYS, HEARD, HOME
 from tests.admin.pages.conftest import House
 
 
@@ -47,3 +56,55 @@ async def test_a_trial_says_how_the_upstream_answered(house: House) -> None:
     browser = await house.browser()
     status, text = await browser.post("/channels/up/test", model="words")  # nothing listens there
     assert (status, "not good" in text, "sk-secret" in text) == (200, True, False)
+
+
+ALERTS = "alerts: {webhook: 'http://127.0.0.1:9/secret-path', others: {shop: {webhook: 'http://127.0.0.1:9/', events: [account]}}}"
+
+
+async def test_alerts_are_listed_by_their_state(house: House) -> None:
+    browser = await house.browser()
+    assert "No alerts are sent" in (await browser.get("/alerts"))[1]
+    house.loaded = house.configured(ALERTS)
+    assert "No alert here" in (await browser.get("/alerts"))[1]
+    for name in ("alice", "bobby"):
+        await browser.post("/accounts", id=name, group="default")
+    outbox = Outbox(house.store.client, "shop")
+    _, (taken,) = await outbox.take(1, 10_000)
+    await outbox.report(taken, msgspec.structs.replace(taken.entry, attempts=3, error="<b>it answered 500</b>"))
+    status, text = await browser.get("/alerts")
+    assert (status, text.count("account.created"), "secret-path" in text) == (200, 2, False)
+    assert "given up" in text and "&lt;b&gt;it answered 500" in text and "shop" in text
+    _, text = await browser.get("/alerts?state=pending")
+    assert text.count("account.created") == 1
+    assert (await browser.get("/alerts?state=lost"))[0] == 400
+
+
+BY_UNITS = ("0.01 for each image low", "0.17 for each image high 1024x1024")
+OF_SESSIONS = ("5.00 a session", "500 requests a session")
+
+
+async def test_the_configuration_has_no_secret_and_says_what_was_refused(house: House) -> None:
+    browser = await house.browser()
+    status, text = await browser.get("/configuration")
+    assert status == 200
+    for part in ("usage-logger", "model-routing", "words", "trial", "2.00", "gateway.yaml", *BY_UNITS, *OF_SESSIONS):
+        assert part in text, part
+    assert "sk-secret" not in text
+    assert "was refused" not in text
+    house.running = GatewayState(3, RefusedReload("gateway.yaml:7: models.m: <b>wrong</b>", time.time()))
+    _, text = await browser.get("/configuration")
+    assert ("was refused" in text, "models.m: &lt;b&gt;wrong&lt;/b&gt;" in text, "generation 3" in text) == (True,) * 3
+
+
+async def test_a_gateway_that_serves_something_else_is_named(house: House) -> None:
+    client, folder = house.store.client, house.folder
+    own = house.store.usage.installation
+    await Membership(client, folder, own, {"models": "a", "groups": "g"}).say(0)
+    await client.call("SET", HOME, "postgresql x")
+    for name, settings in (("<b>1", {"models": "b", "groups": "g"}), ("two", {"models": "a", "groups": "g"})):
+        about = msgspec.json.encode(About(host=name, settings=settings))
+        await client.call("HSET", GATEWAYS, f"{name:>08}", about)
+        await client.call("ZADD", HEARD, await now_ms(client), f"{name:>08}")
+    _, text = await (await house.browser()).get("/configuration")
+    assert text.count("serves other") == 1
+    assert "Gateway &lt;b&gt;1" in text and "serves other models" in text

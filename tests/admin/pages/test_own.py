@@ -16,11 +16,12 @@ from gateway.admin.actions.action import Scope
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken, TokenList
-from gateway.admin.pages.callers import MOST_CHANGES
+from gateway.admin.pages.callers import MOST_AT_ONCE, MOST_CHANGES, OwnBounds
 from gateway.domain.exchange import Outcome
 from gateway.store.accounts import AccountStatus
 from gateway.usage.record import hashed_reference
 from tests.admin.pages.conftest import House, PlainBrowser
+from tests.patience import soon, wait_until
 from tests.records import arrival, end, usage_database
 
 
@@ -194,3 +195,27 @@ async def test_a_caller_searches_its_requests_and_takes_them_away(own: House) ->
     (line,) = csv.DictReader(text.splitlines())
     assert (status, line["id"], "cost_micros" in line) == (200, mine.id, False)
     assert (await alice.get("/my/requests?outcome=unheard"))[0] == 400
+
+
+async def test_a_few_requests_of_an_account_are_worked_on_at_once_and_others_do_not_wait() -> None:
+    bounds, go_on, working = OwnBounds(), asyncio.Event(), list[str]()
+
+    async def ask(account: str) -> None:
+        async with bounds.turn(account):
+            working.append(account)
+            await go_on.wait()
+
+    hostile = [asyncio.create_task(ask("hostile")) for _ in range(50)]
+    await wait_until(lambda: len(working) == MOST_AT_ONCE)
+    other = asyncio.create_task(ask("other"))
+    await wait_until(lambda: "other" in working)
+    assert working.count("hostile") == MOST_AT_ONCE
+    for left in hostile[:20]:  # some leave while they work, or wait
+        left.cancel()
+    await asyncio.gather(*hostile[:20], return_exceptions=True)
+    go_on.set()
+    await soon(asyncio.gather(*hostile[20:], other))
+    assert working.count("hostile") == MOST_AT_ONCE + 30
+    hostile.clear()
+    del left  # a task that was cancelled keeps its frames
+    assert not bounds._turns
