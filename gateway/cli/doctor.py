@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import JsonOption, TokenOption, print_json
-from gateway.tools.doctor.doctor import MAX_TOKENS, diagnose
+from gateway.tools.doctor import MAX_TOKENS, diagnose
 
 SIGNS = {"well": "well", "ill": "ILL ", "note": "note"}
 

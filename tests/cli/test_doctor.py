@@ -32,7 +32,7 @@ def test_people_get_a_line_and_a_remedy() -> None:
     assert text.splitlines() == [
         f"well  address: http://127.0.0.1:{port}/v1 ends in /v1",
         f"ILL   network: 127.0.0.1:{port} cannot be reached: {os.strerror(errno.ECONNREFUSED)}",
-        "      Nothing reached the gateway. Check host and port, the network and the VPN, and that the gateway or its "
+        "      Nothing reached the gateway. Check http or https, host and port, the network, and that the gateway or its "
         "proxy runs.",
     ]
 

@@ -13,23 +13,16 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.admin.actions.management_tokens import ManagementTokens
-from gateway.admin.http.app import Admin, Callers
-from gateway.admin.http.port import serving
 from gateway.base.errors import Misconfigured
 from gateway.fake_upstream import FakeUpstream
-from gateway.metrics.exporter import Exporter
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.client.client import Client as StoreClient
 from gateway.testing import Running, running
-from gateway.testing import configuration as doctor_network_configuration
+from gateway.tools import doctor
 from gateway.tools.channel_test import Diagnosis
-from gateway.tools.doctor import doctor, network
-from gateway.tools.doctor.doctor import diagnose, parsed
-from tests.tools.doctor.way import PAGE, Proxy, Says
+from gateway.tools.doctor import diagnose, parsed, trust_of
+from tests.tools.way import PAGE, Proxy, Says
 from tests.whole.conftest import CHAIN, configuration
-from tests.whole.scripted import HEAD, Scripted
 
 
 # Doctor names each fault that a caller can meet, from outside, against a gateway that has it.
@@ -96,7 +89,6 @@ def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
     """Return proxies, with the base path, and the subject and code of the last diagnosis that is not well."""
     port = gateway_port
     redirect = {"Location": "https://ai.example.com/v1/models?x=1"}
-    login = {"Location": "/login?next=/v1/models"}
     basic = {"WWW-Authenticate": 'Basic realm="office"'}
     json_page = Says(200, {"Content-Type": "application/json"}, b'{"object":"list","data":[{"id":"llama"}]}')
     openai = b'{"error":{"message":"no","type":"t","param":null,"code":"invalid_api_key"}}'
@@ -106,31 +98,19 @@ def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
         "a prefix in place of /v1": (Proxy(port, put_prefix="/v1"), "", "address", "address_without_v1"),
         "a prefix that is passed on": (Proxy(port), "/ai/v1", "gateway", "path_changed"),
         "a proxy that doubles /v1": (Proxy(port, put_prefix="/v1"), "/v1", "gateway", "path_changed"),
-        "no /v1": (Proxy(port), "", "address", "address_lacks_v1"),
-        "no /v1 behind a prefix": (Proxy(port, cut_prefix="/ai"), "/ai", "address", "address_lacks_v1"),
-        "a redirect to https": (Proxy(says=Says(301, redirect)), "/v1", "gateway", "redirect"),
-        "a redirect to a login": (Proxy(says=Says(302, login)), "/v1", "gateway", "redirect"),
-        "a redirect to nothing": (Proxy(says=Says(302, {"Location": "http://[::"})), "/v1", "gateway", "redirect"),
+        "no /v1": (Proxy(port), "", "gateway", "path_changed"),
+        "a redirect": (Proxy(says=Says(301, redirect)), "/v1", "gateway", "other_service"),
         "a captive portal": (Proxy(says=Says(200, body=PAGE)), "/v1", "gateway", "other_service"),
-        "a login of the proxy": (Proxy(says=Says(401, basic)), "/v1", "gateway", "login_of_proxy"),
-        "a firewall": (Proxy(says=Says(403, body=PAGE)), "/v1", "gateway", "other_service"),
-        "another web server": (Proxy(says=Says(404, body=PAGE)), "/v1", "gateway", "other_service"),
+        "a login of the proxy": (Proxy(says=Says(401, basic)), "/v1", "gateway", "other_service"),
         "another API": (Proxy(says=json_page), "/v1", "gateway", "other_service"),
         "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "other_service"),
-        "502 of the proxy": (Proxy(says=Says(502, body=PAGE)), "/v1", "gateway", "proxy_without_gateway"),
-        "503 of the proxy": (Proxy(says=Says(503)), "/v1", "gateway", "proxy_without_gateway"),
-        "522 of the proxy": (Proxy(says=Says(522)), "/v1", "gateway", "proxy_without_gateway"),
-        "504 of the proxy": (Proxy(says=Says(504)), "/v1", "gateway", "proxy_without_gateway"),
-        "too many for the proxy": (Proxy(says=Says(429)), "/v1", "gateway", "other_service"),
+        "502 of the proxy": (Proxy(says=Says(502, body=PAGE)), "/v1", "gateway", "other_service"),
         "Authorization removed": (Proxy(port, drop=["Authorization"]), "/v1", "token", "authorization_removed"),
         "Authorization replaced": (Proxy(port, add={"Authorization": "Basic eDp5"}), "/v1", "token", "token_invalid"),
         "no x-request-id": (Proxy(port, hide=["x-request-id"]), "/v1", "", ""),
-        "buffered": (Proxy(port, buffers=True), "/v1", "request", "buffered"),
-        "cut": (Proxy(port, cut_after=150), "/v1", "request", "cut_on_the_way"),
-        "504 for long answers": (Proxy(port, says=Says(504), method="POST"), "/v1", "request", "proxy_without_gateway"),
-        "no POST": (Proxy(port, says=Says(403), method="POST"), "/v1", "request", "other_service"),
-        "too large for the proxy": (Proxy(port, says=Says(413), method="POST"), "/v1", "request", "other_service"),
-        "POST is not answered": (Proxy(port, closes="POST"), "/v1", "request", "no_answer"),
+        "cut": (Proxy(port, cut_after=150), "/v1", "request", "cut"),
+        "504 for long answers": (Proxy(port, says=Says(504), method="POST"), "/v1", "request", "other_service"),
+        "POST is not answered": (Proxy(port, closes="POST"), "/v1", "request", "cut"),
         "a page for POST": (Proxy(port, says=Says(200, body=PAGE), method="POST"), "/v1", "request", "other_service"),
     }
 
@@ -154,30 +134,20 @@ async def test_what_is_on_the_way(paced: Running) -> None:
     assert wrong == {}
 
 
-SIDE_NOTE = {
-    "no /v1": ("address", "address_without_v1"),
-    "no /v1 behind a prefix": ("address", "address_without_v1"),
-}
+SIDE_NOTE = {"no /v1": ("address", "address_without_v1")}
 """What is noted before the finding."""
 
 
 async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
     for name, where, words in (
-        ("a redirect to https", "text", ["https://ai.example.com/v1/models"]),
-        ("a captive portal", "text", ["Airport WiFi", "fake-proxy/1.0", "status 200"]),
-        ("no /v1 behind a prefix", "remedy", ["/ai/v1"]),
+        ("a redirect", "text", ["https://ai.example.com/v1/models"]),
+        ("a captive portal", "text", ["fake-proxy/1.0", "status 200"]),
         ("a prefix that is passed on", "text", ["Known here"]),
     ):
         proxy, path, *_ = way_through(paced.port)[name]
         async with proxy:
             (*_, last) = await diagnoses(proxy.url(path))
         assert [word for word in words if word not in getattr(last, where)] == [], last
-
-
-async def test_the_port_of_the_operator(tmp_path: Path, client: StoreClient) -> None:
-    callers = Callers(lambda: "an-admin-token-of-31-characters", ManagementTokens(client))
-    async with serving(Admin(callers, Exporter({})), "127.0.0.1:0") as port:
-        assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
 
 
 async def test_a_proxy_of_the_environment_is_named(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +186,7 @@ async def test_a_token_of_other_addresses(gateway: Running) -> None:
     await gateway.token()
     token = (await gateway.store.tokens.create("tester", addresses=("192.0.2.7",))).token
     found = await fault(gateway.base_url, token)
-    assert (found.code, "port.trusted_proxies" in found.remedy) == ("token_restricted", True)
+    assert found.code == "token_restricted"
 
 
 async def test_the_model_is_wrong_and_the_right_ones_are_named(gateway: Running) -> None:
@@ -224,7 +194,6 @@ async def test_the_model_is_wrong_and_the_right_ones_are_named(gateway: Running)
     diagnosis = await fault(gateway.base_url, token, "gpt-77")
     assert "gpt-77" in diagnosis.text
     assert diagnosis.remedy == "Use one of: words, other."
-    assert "Did you mean `words`?" in (await fault(gateway.base_url, token, "Word")).remedy
 
 
 @pytest.mark.parametrize("token", ["Bearer sk-x", "sk-\nx", "sk-\u00e9", "\u201csk-x\u201d", "sk-\x00"])
@@ -251,58 +220,25 @@ async def test_the_upstream_fails(gateway: Running, upstream: FakeUpstream, mode
     assert word in (await fault(gateway.base_url, await gateway.token())).text
 
 
-async def test_an_answer_that_the_upstream_sends_at_once_is_not_called_buffered(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    whole = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-    async with (
-        Scripted([HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(whole), whole)]) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
-        result = await diagnoses(gateway.base_url, await gateway.token())
-    assert (result[-1].verdict, "as the upstream sent it" in result[-1].text) == ("well", True)
-
-
 # Base addresses that are wrong before anything is sent, and what to write instead.
-WRONG = {
-    "": ("address_invalid", ""),
-    "localhost": ("address_invalid", "http://localhost"),
-    "api.example.com/v1": ("address_invalid", "https://api.example.com/v1"),
-    "localhost:8080/v1": ("address_invalid", "http://localhost:8080/v1"),
-    "http:/host/v1": ("address_invalid", ": http://host/v1"),
-    "https:host/v1": ("address_invalid", ": https://host/v1"),
-    "https:///v1": ("address_invalid", ""),
-    "ftp://host/v1": ("address_invalid", ""),
-    "wss://host/v1": ("address_invalid", ""),
-    "https://host:99999/v1": ("address_invalid", "from 1 to 65535"),
-    "https://host:http/v1": ("address_invalid", ""),
-    "https://host:0/v1": ("address_invalid", ""),
-    "https://[::1/v1": ("address_invalid", ""),
-    "https://a..b/v1": ("address_invalid", ""),
-    f"https://{'a' * 64}.example/v1": ("address_invalid", ""),
-    "https://xn--/v1": ("address_invalid", ""),
-    "https://h\u200b/v1": ("address_invalid", ""),
-    "https://ho st/v1": ("address_invalid", ""),
-    "https://user:pass-word@host/v1": ("address_has_more", "https://host/v1"),
-    "https://user:pass-word@ho st:x/v1": ("address_invalid", ""),
-    "https://host/v1?key=1": ("address_has_more", "https://host/v1"),
-    "https://host/v1#top": ("address_has_more", "https://host/v1"),
-    "https://host/v1/v1": ("address_has_more", "https://host/v1"),
-    "https://host/ai/v1/v1/": ("address_has_more", "https://host/ai/v1"),
-    "https://host/v1/chat/completions": ("address_has_more", "https://host/v1"),
-    "https://host/ai/v1/chat/completions/": ("address_has_more", "https://host/ai/v1"),
-    "https://host/v1/models": ("address_has_more", "https://host/v1"),
-    "https://host/v1/responses": ("address_has_more", "https://host/v1"),
-}
+WRONG = (
+    *("", "localhost", "api.example.com/v1", "localhost:8080/v1", "http:/host/v1", "https:///v1", "ftp://host/v1"),
+    *("https://host:99999/v1", "https://host:http/v1", "https://host:0/v1", "https://[::1/v1", "https://a..b/v1"),
+    *(f"https://{'a' * 64}.example/v1", "https://xn--/v1", "https://h\u200b/v1", "https://ho st/v1"),
+    *(
+        "https://user:pass-word@host/v1",
+        "https://user:pass-word@ho st:x/v1",
+        "https://host/v1?key=1",
+        "https://host/v1#top",
+    ),
+)
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_address(text: str) -> None:
     _, diagnosis = parsed(text)
-    code, remedy = WRONG[text]
-    assert (diagnosis.subject, diagnosis.verdict, diagnosis.code) == ("address", "ill", code)
-    assert remedy in diagnosis.remedy
-    assert diagnosis.remedy
+    assert (diagnosis.subject, diagnosis.verdict, diagnosis.code) == ("address", "ill", "address_invalid")
+    assert "as in https://host/v1" in diagnosis.remedy
     assert "pass-word" not in str(diagnosis)
     assert str(diagnosis).isprintable()
 
@@ -375,27 +311,22 @@ def certified(*names: str, days: int = 0, authority: trustme.CA = AUTHORITY) -> 
     return context
 
 
-async def test_names_and_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await last("https://no-such-host.invalid/v1")).code == "name_unknown"
+async def test_names_and_ports() -> None:
+    assert (await last("https://no-such-host.invalid/v1")).code == "unreachable"
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     refused = await last(f"http://127.0.0.1:{port}/v1")
     assert (refused.code, f"127.0.0.1:{port} cannot be reached" in refused.text) == ("unreachable", True)
     assert "Nothing reached the gateway" in refused.remedy
-    async with listening(lambda writer: None) as port:
-        assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
-        assert (await last(f"https://127.0.0.1:{port}/v1")).code in ("unreachable", "tls_failed")
-    async with listening(lambda writer: writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
-        assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
-        assert (await last(f"https://127.0.0.1:{port}/v1")).code == "tls_failed"
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
-    async with listening(lambda writer: writer.write(head)) as port:
-        assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
+    for said in (b"", b"SSH-2.0-OpenSSH_9.2\r\n", head):
+        async with listening(lambda writer, said=said: writer.write(said)) as port:  # type: ignore[misc]
+            assert (await last(f"http://127.0.0.1:{port}/v1")).code == "no_answer"
+            assert (await last(f"https://127.0.0.1:{port}/v1")).code in ("unreachable", "no_answer")
 
 
 async def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ANSWER_S", 0.3)
-    monkeypatch.setattr(network, "PROBE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert (await last(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")).code == "no_answer"
     monkeypatch.setattr(doctor, "CONNECT_S", 0.1)
@@ -407,46 +338,24 @@ async def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
         found = await last(f"http://127.0.0.1:{full.getsockname()[1]}/v1")
         for each in waiting:
             each.close()
-    assert found.code == "connect_timeout"
+    assert found.code == "no_answer"
 
 
 async def test_certificates(ca: Path) -> None:
     html = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"
     for names, days, trusted, code in (
         (["127.0.0.1"], 0, ca, "other_service"),
-        (["127.0.0.1"], 0, None, "certificate_untrusted"),
-        (["gateway.example.com"], 0, ca, "certificate_of_another_name"),
-        (["127.0.0.1"], 2, ca, "certificate_expired"),
+        (["127.0.0.1"], 0, None, "certificate"),
+        (["gateway.example.com"], 0, ca, "certificate"),
+        (["127.0.0.1"], 2, ca, "certificate"),
     ):
         async with listening(lambda writer: writer.write(html), certified(*names, days=days)) as port:
             found = await last(f"https://127.0.0.1:{port}/v1", trusted)
         assert (found.verdict, found.code) == ("ill", code)
-        assert ("--ca FILE" in found.remedy) == (code == "certificate_untrusted")
+        assert ("--ca FILE" in found.remedy) == (code == "certificate")
     other = certified("127.0.0.1", authority=trustme.CA())
     async with listening(lambda writer: writer.write(html), other) as port:
-        assert (await last(f"https://127.0.0.1:{port}/v1", ca)).code == "certificate_untrusted"
-
-
-async def test_http_to_a_port_with_tls_and_the_reverse(store_url: str, client: Client, tmp_path: Path) -> None:
-    tls = certified("127.0.0.1")
-    async with listening(lambda writer: None, tls) as port:
-        found = await last(f"http://127.0.0.1:{port}/v1")
-        assert (found.code, f"https://127.0.0.1:{port}/v1" in found.remedy) == ("needs_https", True)
-    async with running(doctor_network_configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
-        found = await last(gateway.base_url.replace("http", "https"))
-        assert (found.code, gateway.base_url in found.remedy) == ("needs_http", True)
-    async with running(doctor_network_configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
-        bound = socket.create_server(("127.0.0.1", 0))
-        gateway.gateway._listener.stop()  # type: ignore[union-attr]
-        await gateway.gateway.listen(bound, tls)
-        assert (await last(f"http://127.0.0.1:{bound.getsockname()[1]}/v1")).code == "needs_https"
-
-
-async def test_a_version_of_tls_that_is_not_spoken() -> None:
-    alert = bytes([0x15, 3, 1, 0, 2, 2, 70])  # fatal: protocol_version
-    async with listening(lambda writer: writer.write(alert)) as port:
-        found = await last(f"https://127.0.0.1:{port}/v1")
-    assert (found.code, "ALERT_PROTOCOL_VERSION" in found.text) == ("tls_failed", True)
+        assert (await last(f"https://127.0.0.1:{port}/v1", ca)).code == "certificate"
 
 
 @pytest.mark.parametrize(
@@ -458,7 +367,7 @@ async def test_a_proxy_of_the_environment_that_refuses(status: bytes, monkeypatc
     async with listening(lambda writer: writer.write(status)) as port:
         monkeypatch.setenv("https_proxy", f"http://user:pass-word@127.0.0.1:{port}")
         found = await last("https://gateway.example.com/v1")
-    assert (found.subject, found.code) == ("proxy", "proxy_of_environment")
+    assert (found.subject, found.code) == ("network", "proxy_of_environment")
     assert "pass-word" not in str(found)
 
 
@@ -466,4 +375,4 @@ def test_a_file_without_authorities(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("no certificate")
     for name, why in (("missing.pem", "No such file or directory"), ("empty.pem", "it has no certificate in PEM")):
         with pytest.raises(Misconfigured, match=f"^--ca .*{name}: {why}; give the certificates"):
-            network.trust_of(tmp_path / name)
+            trust_of(tmp_path / name)

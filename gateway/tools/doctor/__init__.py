@@ -1,1 +1,0 @@
-"""The diagnosis of a caller's way to the gateway: `gateway doctor`."""
