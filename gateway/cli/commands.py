@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "models": "Print the models that an upstream serves, as YAML for the file: import.",
     "prices": "Compare the configured prices with a public catalogue: import.",
     "account": "Manage accounts: create, credit, limit, suspend, close.",
-    "token": "Manage tokens: create, list, set, rotate, disable, enable, delete.",
+    "token": "Manage tokens: create, list, show, set, rotate, disable, enable, delete.",
     "admin": "Let people in at the pages of the operator's port: link.",
     "management-tokens": "Manage the tokens with which programs use the operator's API: create, list, revoke.",
     "audit": "Show who changed what, and how it was before: list.",

@@ -46,7 +46,9 @@ ConfigOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts: one object, or one on each line.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON for scripts: one object, or one on each line. Times are in UTC.")
+]
 TokenOption = Annotated[
     str,
     typer.Option(

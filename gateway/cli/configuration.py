@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
+import yaml
+from msgspec import NODEFAULT
 
 from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, StoreAway
@@ -35,6 +38,7 @@ from gateway.cli.common import (
 from gateway.config.channel import Fixed
 from gateway.config.decode import Section
 from gateway.config.document import folder_of
+from gateway.config.model import Serving
 from gateway.config.schema import Config, Group, Loaded, load
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import AskedFor, Caller
@@ -141,8 +145,6 @@ async def _store_notes(loaded: Loaded, url: str, source: PepperSource) -> list[s
 
 SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)
 """Names of settings that are secrets, also where they are numbers."""
-LONGEST: Final = 60
-"""Characters of a value that is shown."""
 
 
 class ConfigChange(msgspec.Struct, frozen=True):
@@ -184,18 +186,16 @@ def diff(
 
 def changes(before: Config, after: Config) -> Iterator[ConfigChange]:
     """Yield every difference between two configurations. Values that may be secret are left out."""
-    from gateway.runtime.reload import needs_restart
+    from gateway.runtime.reload import RELOADABLE, needs_restart
 
     restarts = needs_restart(before, after)
     for name in restarts:
         yield from _field(name, name, before, after, "restart")
     if "port" not in restarts:
         yield from _field("port.trusted_proxies", "trusted_proxies", before.port, after.port)
-    if before.time_zone != after.time_zone:
-        yield from _field("time_zone", "time_zone", before, after)
-    yield from _field("alerts", "alerts", before, after)
-    for section in ("channels", "models", "groups"):
-        yield from _entries(section, getattr(before, section), getattr(after, section))
+    for name in Config.__struct_fields__:
+        if name in RELOADABLE and name != "plugins":
+            yield from _field(name, name, before, after)
     old = {entry.label: entry for entry in before.plugins if entry.enabled}
     new = {entry.label: entry for entry in after.plugins if entry.enabled}
     yield from _entries("plugins", old, new)
@@ -204,14 +204,18 @@ def changes(before: Config, after: Config) -> Iterator[ConfigChange]:
         yield ConfigChange("plugins", f"the order becomes {', '.join(new)}")
 
 
-def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ConfigChange]:
+def _entries(
+    place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str = "reload"
+) -> Iterator[ConfigChange]:
     for name in old.keys() - new.keys():
-        yield ConfigChange(f"{section}.{name}", "is removed")
+        yield ConfigChange(f"{place}.{name}", "is removed", takes)
     for name, entry in new.items():
         if name not in old:
-            yield ConfigChange(f"{section}.{name}", "is added")
-        else:
-            yield from _fields(f"{section}.{name}", old[name], entry)
+            yield ConfigChange(f"{place}.{name}", _added(entry), takes)
+        elif isinstance(entry, Section):
+            yield from _fields(f"{place}.{name}", old[name], entry, takes)
+        elif entry != old[name]:
+            yield ConfigChange(f"{place}.{name}", _becomes(old[name], entry), takes)
 
 
 def _fields(place: str, old: Section, new: Section, takes: str = "reload") -> Iterator[ConfigChange]:
@@ -226,13 +230,33 @@ def _field(place: str, name: str, old: Section, new: Section, takes: str = "relo
     elif isinstance(was, Fixed) and isinstance(becomes, Fixed):
         yield from _fixed(place, was, becomes, takes)
     elif isinstance(was, dict) and isinstance(becomes, dict):
-        yield from _settings(place, was, becomes, takes)
+        yield from (_settings if name in new.hidden else _entries)(place, was, becomes, takes)
+    elif was == becomes:
+        return
+    elif name in new.hidden:
+        yield ConfigChange(place, "changes", takes)
+    elif isinstance(was, list | tuple) and isinstance(becomes, list | tuple):
+        yield from _lists(place, was, becomes, takes)
     elif was is None and isinstance(becomes, Section):
-        yield ConfigChange(place, "is added", takes)
-    elif becomes is None and isinstance(was, Section):
-        yield ConfigChange(place, "is removed", takes)
-    elif was != becomes:
-        yield ConfigChange(place, "changes" if name in new.hidden else _values(was, becomes), takes)
+        yield ConfigChange(place, _added(becomes), takes)
+    else:
+        yield ConfigChange(place, "is removed" if isinstance(was, Section) else _becomes(was, becomes), takes)
+
+
+def _lists(place: str, was: Sequence[Any], becomes: Sequence[Any], takes: str) -> Iterator[ConfigChange]:
+    """Yield what a list gains and loses. A model's channels are compared by their names where each is there once."""
+    sides = [[Serving(item) if isinstance(item, str) else item for item in side] for side in (was, becomes)]
+    if place.startswith("models.") and place.endswith(".channels"):
+        old, new = ({item.use: item for item in side} for side in sides)
+        if len(old) == len(was) and len(new) == len(becomes):
+            yield from _entries(place, old, new, takes)
+            return
+    added, removed = [item for item in becomes if item not in was], [item for item in was if item not in becomes]
+    for items, word in ((added, "adds"), (removed, "removes")):
+        for item in items:
+            yield ConfigChange(place, f"{word} {_in_yaml(item)}", takes)
+    if not (added or removed):
+        yield ConfigChange(place, f"becomes {_in_yaml(becomes)}", takes)
 
 
 def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str) -> Iterator[ConfigChange]:
@@ -247,7 +271,7 @@ def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes:
             open_ = not SECRET.search(key) and all(isinstance(value, int | float | None) for value in (was, becomes))
             text = "changes" if key in old else "is added"
             if open_:
-                text = _values(was, becomes) if key in old else f"is set to {_short(becomes)}"
+                text = _becomes(was, becomes) if key in old else f"is set to {_in_yaml(becomes)}"
             yield ConfigChange(f"{place}.{key}", text, takes)
 
 
@@ -268,15 +292,12 @@ def _lockouts(before: Config, after: Config) -> Iterator[ConfigChange]:
         yield ConfigChange("tokens", f"{len(found.tokens)} could use no model any more: {named(found.tokens)}")
 
 
-def _values(was: object, becomes: object) -> str:
-    """Return what changes: of long lists, what is added and what is removed."""
-    old, new = _short(was), _short(becomes)
-    if isinstance(was, list | tuple) and isinstance(becomes, list | tuple) and len(old) + len(new) > LONGEST:
-        added = [item for item in becomes if item not in was]
-        removed = [item for item in was if item not in becomes]
-        texts = [f"adds {_short(added)}" if added else "", f"removes {_short(removed)}" if removed else ""]
-        return "; ".join(filter(None, texts)) or "its order changes"
-    return f"{_short(was)} becomes {_short(becomes)}"
+def _becomes(was: object, becomes: object) -> str:
+    return f"{_in_yaml(was)} becomes {_in_yaml(becomes)}"
+
+
+def _added(entry: object) -> str:
+    return f"is added: {_in_yaml(entry)}" if _plain(entry) else "is added"
 
 
 def _fixed(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[ConfigChange]:
@@ -290,15 +311,34 @@ def _fixed(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator
             yield ConfigChange(f"{place}.{name}", "changes", takes)
 
 
-def _short(value: object) -> str:
-    text = (
-        value
-        if isinstance(value, str)
-        else repr(value)
-        if isinstance(value, Section)
-        else str(msgspec.to_builtins(list(value) if isinstance(value, tuple) else value))
-    )
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+def _in_yaml(value: object) -> str:
+    """Return a value in one line, as the file may have it."""
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return "none" if value is None else text.removesuffix("...\n").strip().replace("'...'", "...")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML has it: of a section what is not at its default. What may be secret is `...`."""
+    if isinstance(value, Section):
+        fields = [(field, _plain(getattr(value, field.name))) for field in msgspec.structs.fields(value)]
+        return {
+            field.encode_name: "..." if field.name in value.hidden else given
+            for field, given in fields
+            if field.required or given != _plain(_default(field))
+        }
+    if isinstance(value, Fixed):
+        return dict.fromkeys(value, "...")
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Decimal | float):
+        return int(value) if value == int(value) else float(value)
+    return msgspec.to_builtins(value)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")

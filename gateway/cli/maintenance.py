@@ -151,10 +151,10 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     Example: `gateway gateways list`
     """
     found, own = run_with_store(config, _gateways)
-    columns = ("name", "host", "last heard of", "state", "differs", "files")
+    columns = ("name", "host", "listens", "last heard of", "state", "differs", "files")
     here = next((each for each in found if each.installation == own), None)
     rows, empty = [_fields(each, here, own) for each in found], "No gateway of the store has run yet."
-    print_lines(rows, columns, _cells, as_json, optional=("files", "differs"), empty=empty)
+    print_lines(rows, columns, _cells, as_json, optional=("files", "differs", "listens"), empty=empty)
 
 
 @gateways.command("forget")
@@ -211,6 +211,7 @@ def _fields(gateway: KnownGateway, here: KnownGateway | None, own: str) -> dict[
         "name": short(gateway.installation),
         "installation": gateway.installation,
         "host": gateway.about.host,
+        "listen": gateway.about.listen,
         "heard_at": gateway.heard,
         "state": _state(gateway, own),
         "differs": gateway.differs(here),
@@ -220,7 +221,7 @@ def _fields(gateway: KnownGateway, here: KnownGateway | None, own: str) -> dict[
 
 def _cells(values: dict[str, Any]) -> list[object]:
     shown = values | {"differs": ", ".join(values["differs"]) or "-"}
-    return [shown[name] for name in ("name", "host", "heard_at", "state", "differs", "files")]
+    return [shown[name] for name in ("name", "host", "listen", "heard_at", "state", "differs", "files")]
 
 
 pepper = typer.Typer(

@@ -164,7 +164,7 @@ def _print(join: Join, notes: list[str], limit: int) -> None:
                 print_table(
                     ("line", "upstream id", "request", "day", "model", "billed", "expected", "difference"),
                     rows,
-                    optional=("request", "model", "day"),
+                    optional=("model", "day", "line", "expected", "billed"),
                     empty="",
                 )
             print(f"... and {count - limit} more\n" if count > limit else "")

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
-token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
+token = typer.Typer(
+    no_args_is_help=True, help="Manage tokens: create, list, show, set, rotate, disable, enable, delete."
+)
 
 
 def _overlap(text: str) -> int:
@@ -180,6 +182,15 @@ async def list_(
         return
     async for page in at.pages("tokens.list_all", size=PAGE):  # no more of them are in memory
         print_tokens(at, page.data, zone, empty="There are no tokens yet. Create one: gateway token create ACCOUNT")
+
+
+@command(token)
+async def show(at: At, token_id: IdArgument) -> None:
+    """Show one token: its state, when it was last used, what it may do; never the token itself.
+
+    Example: `gateway token show alice-1a2b3c4d`
+    """
+    print_token(await at.do("tokens.read", token_id), await at.zone(), at.as_json)
 
 
 @command(token, "set")

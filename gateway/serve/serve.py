@@ -269,17 +269,18 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> d
     async with Store.open(config, url) as store:
         await layout.ensure(store.client)
         database.check_files(config.data_path / "usage")
-        await _claim_home(store)
+        await _claim_home(store, config.listen)
         await pepper.ensure(store.client, config.data_path)
         await store.tokens.check_pepper()
         return None if config.demo is None else await demo.opened(store, loaded, config.demo)
 
 
-async def _claim_home(store: Store) -> None:
+async def _claim_home(store: Store, listen: str) -> None:
     """Log to the same home as the other gateways of the store. Raises `GatewayError` where that is another one."""
     usage = store.usage
     try:
-        await Membership(store.client, usage.home, usage.installation).say(usage.spool.count())
+        membership = Membership(store.client, usage.home, usage.installation, listen=listen)
+        await membership.say(usage.spool.count())
     except UnusableFile as error:  # the requests do not need it, and its sink asks again
         typer.echo(f"warning: {error}; records wait in the store until it answers", err=True)
 

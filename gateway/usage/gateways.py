@@ -58,13 +58,14 @@ class HomeTaken(GatewayError):
 
 
 class About(msgspec.Struct):
-    """Self-description of a gateway, kept in the store. `files`: those of records in its spool.
+    """Self-description of a gateway, kept in the store. `listen`: its port for callers. `files`: those of records in its spool.
 
     `stopped`: it ended in order, with nothing left in its spool. `forgotten_ms`: when an operator said that it has gone, else 0.
     `whole`: it had the whole log until then, in files of its own. `settings`: digests of what it should have as the others do.
     """
 
     host: str = ""
+    listen: str = ""
     files: int = 0
     stopped: bool = False
     forgotten_ms: int = 0
@@ -114,9 +115,16 @@ class Membership:
     """The part of one gateway: what it says about itself."""
 
     def __init__(
-        self, client: Client, home: Home, installation: str, settings: Mapping[str, str] = MappingProxyType({})
+        self,
+        client: Client,
+        home: Home,
+        installation: str,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        *,
+        listen: str = "",
     ) -> None:
-        """`settings`: see `About`. It may be changed later."""
+        """`settings`, `listen`: see `About`. The former may be changed later."""
+        self._listen = listen
         self._client = client
         self._home = home
         self._settings = settings
@@ -131,7 +139,7 @@ class Membership:
         if not self._text:
             self._text = f"{DATABASE} {await asyncio.to_thread(self._identity)}"
         about = msgspec.json.encode(
-            About(host=socket.gethostname(), files=files, stopped=stopped, settings=dict(self._settings))
+            About(socket.gethostname(), self._listen, files, stopped, settings=dict(self._settings))
         )
         keys = [HOME, HEARD, GATEWAYS]
         held = (await self._client.run(_CLAIM, keys, [self._installation, self._text, about])).decode()

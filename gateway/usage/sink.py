@@ -108,6 +108,7 @@ async def run(
         UsageLog(client, home_of(config)),
         retention_months=config.usage.retention_months,
         crashed_after_s=crashed_after_s(config),
+        listen=config.listen,
         settings=settings,
     )
     with lock:
@@ -133,12 +134,13 @@ class Sink:
         *,
         retention_months: int,
         crashed_after_s: float,
+        listen: str = "",
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.usage = usage
         self.database = writer_of(usage.home)
         self.reader = GroupReader(usage.client, usage.streams, usage.installation)
-        self._membership = Membership(usage.client, usage.home, usage.installation, settings)
+        self._membership = Membership(usage.client, usage.home, usage.installation, settings, listen=listen)
         self._closing = Closing(usage.client, self.database)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
+from gateway.config.schema import SESSION_HEADERS
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper, pepper_of
@@ -51,20 +52,24 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
     ("old", "new", "line"),
     [
         ("small: {input: 1", "small: {input: 3", "models.small.input: 1 becomes 3"),
-        ("groups: {default: {}}", "groups: {default: {}}\nalerts: {webhook: 'http://h/secret'}", "alerts: is added"),
+        (
+            "groups: {default: {}}",
+            "groups: {default: {}}\nalerts: {webhook: 'http://h/secret'}",
+            "alerts: is added: {webhook: ...}",
+        ),
         ("groups: {default: {}}", "groups: {default: {}, trial: {}}", "groups.trial: is added"),
-        ("{default: {}}", "{default: {budgets: {month: 0.5}}}", "groups.default.budgets.month: None becomes 0.5"),
-        ("{default: {}}", "{default: {limits: {concurrent: 2}}}", "groups.default.limits.concurrent: None becomes 2"),
+        ("{default: {}}", "{default: {budgets: {month: 0.5}}}", "groups.default.budgets.month: none becomes 0.5"),
+        ("{default: {}}", "{default: {limits: {concurrent: 2}}}", "groups.default.limits.concurrent: none becomes 2"),
         ("listen:", "time_zone: Europe/Berlin\nlisten:", "time_zone: UTC becomes Europe/Berlin"),
         (
             "http://127.0.0.1:2/v1",
             "http://127.0.0.1:2/v1, timers: {idle: 9}",
-            "channels.two.timers.idle: 60 becomes 9.0",
+            "channels.two.timers.idle: 60 becomes 9",
         ),
         (
             "{max_body: 65536}",
             "{max_body: 65536, trusted_proxies: [10.0.0.2]}",
-            "port.trusted_proxies: [] becomes ['10.0.0.2']",
+            "port.trusted_proxies: adds 10.0.0.2",
         ),
         ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
         ("store-password", "other-password", "redis: changes  (needs a restart)"),
@@ -77,7 +82,7 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
         (
             "{max_body: 65536}",
             "{max_body: 65536, drain: 5}",
-            "port.drain: 30 becomes 5.0  (needs a restart)",
+            "port.drain: 30 becomes 5  (needs a restart)",
         ),
         ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
         ("{use: quota}", "{use: quota, with: {max_holds: 3}}", "plugins.quota.with.max_holds: is set to 3"),
@@ -126,7 +131,7 @@ def test_of_a_plugins_settings_numbers_and_switches_are_shown_and_texts_are_not(
         "plugins.kept:Kept.with.within.pin: changes",
         "plugins.kept:Kept.with.within.a.b: 1 becomes 2",
         "plugins.kept:Kept.with.within.c: is removed",
-        "plugins.kept:Kept.with.loud: True becomes False",
+        "plugins.kept:Kept.with.loud: true becomes false",
     ]
 
 
@@ -134,7 +139,26 @@ def test_of_long_lists_what_is_added_and_removed_is_shown(tmp_path: Path) -> Non
     names = [f"model-{number:02}" for number in range(20)]
     before = BEFORE.replace("{default: {}}", f"{{default: {{models: ['*', {', '.join(names)}]}}}}")
     after = before.replace("model-07", "model-77")
-    assert diff(tmp_path, after, before=before)[0] == "groups.default.models: adds ['model-77']; removes ['model-07']"
+    lines = ["groups.default.models: adds model-77", "groups.default.models: removes model-07"]
+    assert diff(tmp_path, after, before=before)[:2] == lines
+
+
+def test_channels_of_a_model_are_compared_by_their_names(tmp_path: Path) -> None:
+    before = BEFORE.replace("{input: 1, output: 2, channels: [one]}", "{input: 1, output: 2, channels: [one, two]}")
+    after = before.replace(
+        "channels: [one, two]", "channels: [{use: one, priority: 1}, {use: three, model: m, weight: 3}]"
+    )
+    after = after.replace("channels:\n", "channels:\n  three: {base_url: http://127.0.0.1:3/v1, api_key: secret}\n", 1)
+    after += "aliases: {fast: small}\nsession_headers: [x-own]\n"
+    assert diff(tmp_path, after, before=before) == [
+        "session_headers: adds x-own",
+        *(f"session_headers: removes {name}" for name in SESSION_HEADERS),
+        "channels.three: is added: {base_url: 'http://127.0.0.1:3/v1', api_key: ...}",
+        "models.small.channels.two: is removed",
+        "models.small.channels.one.priority: 0 becomes 1",
+        "models.small.channels.three: is added: {use: three, model: m, weight: 3}",
+        "aliases.fast: is added: small",
+    ]
 
 
 def test_scripts_get_one_object_a_line(tmp_path: Path) -> None:

@@ -65,8 +65,13 @@ async def test_a_gateway_that_runs_or_is_not_there_is_not_forgotten(books: Books
 
 
 async def test_one_of_several_gateways_of_a_host_is_chosen_by_its_name(books: Books) -> None:
-    for installation in (AWAY, "1" * 32):
-        await away(books.store.client, installation, heard_s_ago=3600)
+    for port, installation in enumerate((AWAY, "1" * 32)):
+        await away(books.store.client, installation, heard_s_ago=3600, listen=f"127.0.0.1:{port}")
+    lines = (await said(books, "gateways", "list")).splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["00000000", "other-host", "127.0.0.1:0"],
+        ["11111111", "other-host", "127.0.0.1:1"],
+    ]
     output = await said(books, "gateways", "forget", "other-host", "--yes", code=1)
     assert "several gateways are called `other-host`: give one of 00000000, 11111111" in output
     assert "forgot" in await said(books, "gateways", "forget", "11111111", "--yes")

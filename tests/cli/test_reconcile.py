@@ -47,16 +47,16 @@ class Books:
         self.records = [record(number) for number in range(20)]
         self.lines = [f"{DAY}T12:00:00Z,gen-{number},openai/gpt-4o,0.0015" for number in range(20)]
 
-    def run(self, *arguments: object, code: int = 0) -> Result:
+    def run(self, *arguments: object, code: int = 0, **options: Any) -> Result:
         with closing(usage_database(self.folder / "usage")) as database:
             database.write(self.records)
         self.bill.write_text("\n".join(["created_at,generation_id,model,cost_total", *self.lines]) + "\n")
-        return self.again(*arguments, code=code)
+        return self.again(*arguments, code=code, **options)
 
-    def again(self, *arguments: object, code: int = 0) -> Result:
+    def again(self, *arguments: object, code: int = 0, **options: Any) -> Result:
         columns = ["--id", "generation_id", "--cost", "cost_total", "--day", "created_at", "--model", "model"]
         command = ["reconcile", str(self.bill), *columns, *map(str, arguments), "--config", str(self.file)]
-        result = CliRunner().invoke(program(), command)
+        result = CliRunner().invoke(program(), command, **options)
         assert result.exit_code == code, result.output
         assert "Traceback" not in result.output
         return result
@@ -119,6 +119,8 @@ def test_three_rows_missing_two_foreign_and_four_that_differ(books: Books) -> No
     }
     assert [row["request"] for row in found["only_in_log"]] == [each.id for each in books.records[10:13]]
     assert [row["line"] for row in found["only_in_bill"]] == [19, 20]
+    narrow = books.run(code=1, env={"COLUMNS": "80"}).stdout
+    assert f"gen-6        {books.records[6].id}" in narrow  # both ids stay where other columns are left out
     (total,) = found["total"]
     assert (total["matched"], total["agree"]) == (17, 13)
     assert {kind: total[kind] for kind in ids} == {

@@ -103,6 +103,8 @@ def test_the_restrictions_of_a_token_are_stored_and_listed() -> None:
     assert (created["models"], created["addresses"]) == (["a", "b-*"], ["10.0.0.0/8", "::1/128"])
     [listed] = [json.loads(line) for line in run("list", "alice", "--json").stdout.splitlines()]
     assert listed == {name: value for name, value in created.items() if name != "token"}
+    assert as_json("show", created["id"]) == listed
+    assert run("show", created["id"]).stdout.splitlines()[0].split() == ["id", created["id"]]
     header, line = run("list", "alice").output.splitlines()
     assert header.split()[:3] == ["id", "name", "status"]
     assert line.split()[:3] == [created["id"], "ci", "active"]
@@ -144,7 +146,7 @@ def test_deleting_asks_first(tried: Any) -> None:
 
 def test_errors_do_not_repeat_a_token() -> None:
     created = as_json("create", "alice")
-    for command in (("set", "--name", "x"), ("disable",), ("enable",), ("delete",)):
+    for command in (("show",), ("set", "--name", "x"), ("disable",), ("enable",), ("delete",)):
         assert created["token"][-28:] not in refused(*command, created["token"])
         assert "no token" in refused(*command, "alice-00000000")
     assert "no open account" in refused("create", "bob")

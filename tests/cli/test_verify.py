@@ -237,9 +237,9 @@ async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wron
     assert await books.wrong() == f"request {lost.id} was charged 0.000027 and is not in the usage log"
 
 
-async def away(client: Client, installation: str, heard_s_ago: float) -> None:
+async def away(client: Client, installation: str, heard_s_ago: float, listen: str = "") -> None:
     """Register another gateway, which was last heard of some seconds ago."""
-    about = msgspec.json.encode(About(host="other-host"))
+    about = msgspec.json.encode(About(host="other-host", listen=listen))
     await client.call("HSET", GATEWAYS, installation, about)
     await client.call("ZADD", HEARD, round((time.time() - heard_s_ago) * 1000), installation)
 
