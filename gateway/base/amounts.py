@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
+ENDING: Final = "_micros"
 MICROS: Final = 1_000_000
 """Micros in one unit of the currency."""
 LARGEST_AMOUNT: Final = 2**53 // MICROS
@@ -18,6 +19,16 @@ def amount(micros: int) -> str:
     """Format micros as an amount in currency units, with two decimals at least: `5.00`, `0.000123`."""
     whole, _, decimals = f"{Decimal(micros) / MICROS:.6f}".partition(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+
+
+def with_amounts(value: Any) -> Any:
+    """Return plain data in which each `..._micros` is an amount in currency units, without that end of its name."""
+    if isinstance(value, dict):
+        return {
+            key.removesuffix(ENDING): amount(each) if key.endswith(ENDING) and type(each) is int else with_amounts(each)
+            for key, each in value.items()
+        }
+    return [with_amounts(each) for each in value] if isinstance(value, list) else value
 
 
 def parsed(text: str) -> int:

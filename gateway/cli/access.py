@@ -12,6 +12,7 @@ import typer
 
 from gateway.admin.actions.action import LARGEST_LONG_PAGE, Scope
 from gateway.admin.actions.times import local
+from gateway.base.amounts import with_amounts
 from gateway.base.errors import Misconfigured
 from gateway.cli.account_options import IdArgument
 from gateway.cli.client import At, command, names_in, print_notes
@@ -231,7 +232,7 @@ def _changed(entry: AuditEntry) -> str:
     """Return the fields that differ, with their values before and after."""
     if not isinstance(entry.before, dict) or not isinstance(entry.after, dict):
         return "-"
-    return ", ".join(_differences("", entry.before, entry.after)) or "-"
+    return ", ".join(_differences("", with_amounts(entry.before), with_amounts(entry.after))) or "-"
 
 
 def _differences(prefix: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -192,16 +192,22 @@ async def refund(
     account_id: IdArgument,
     transaction: Annotated[str, typer.Argument(metavar="TRANSACTION", help="The id of the credit.")],
     value: Annotated[
-        int | None, typer.Argument(parser=positive, metavar="AMOUNT", help="How much of it; without it, all.")
+        int | None,
+        typer.Argument(parser=positive, metavar="AMOUNT", help="How much of it; without it, all that is left."),
     ] = None,
+    number: Annotated[int, typer.Option(min=1, help="2 for a second refund of the credit, and so on.")] = 1,
 ) -> None:
-    """Take a credit back, or a part of it, once. The balance stops at what is held, or at zero.
+    """Take a credit back, or a part of it, once for each number. The balance stops at what is held, or at zero.
 
     Example: `gateway account refund alice invoice-2041`
     """
     name = await at.account(account_id)
-    booked = await at.do("money.refund", name, transaction, amount_micros=value)
-    told = "was refunded before: nothing was changed" if booked.booked_before else "is refunded"
+    booked = await at.do("money.refund", name, transaction, amount_micros=value, number=number)
+    told = (
+        f"was refunded before: nothing was changed; --number {number + 1} is a further refund"
+        if booked.booked_before
+        else "is refunded"
+    )
     typer.echo(f"{amount(-booked.amount_micros)} {told}.", err=True)
     print_account(await at.do("accounts.read", name), at.as_json)
 
@@ -379,6 +385,10 @@ ARCHIVED: Final = "archived"
 async def ledger(
     at: At,
     account_id: Annotated[str, typer.Argument(metavar="ID", help="The account's id.")],
+    kind: Annotated[
+        Literal["credit", "adjust", "charge", "release", "expiry", "late"] | None,
+        typer.Option(help="Only the lines of this kind."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many lines to list at most.")] = 50,
 ) -> None:
     """List what changed an account's balance, newest first: credits, adjustments, and the charge of each request.
@@ -390,7 +400,7 @@ async def ledger(
     """
 
     name = await at.account(account_id)
-    pages = [page async for page in at.pages("money.ledger", name, size=PAGE, most=limit)]
+    pages = [page async for page in at.pages("money.ledger", name, size=PAGE, most=limit, kind=kind)]
     rows = [*(_row(line) for page in pages for line in page.data), *_archived(pages[-1])]
     if at.as_csv:
         print_csv(rows)

@@ -358,6 +358,7 @@ FIRST_LINE: Final = 4
 INDENT: Final = "  "
 
 HEADINGS: Final = {
+    **{name: f"{name} (UTC)" for name in ("month", "day", "hour")},
     "prompt_tokens": "prompt",
     "cached_tokens": "cached",
     "cache_write_tokens": "written",

@@ -288,7 +288,11 @@ def _words(error: psycopg.Error) -> str:
 
 def _translated(text: str) -> str:
     """Return a query that is written for SQLite as PostgreSQL takes it: with its marks, and a cast where JSON is read."""
-    return text.replace("?", "%s").replace('"tags" ->>', '"tags"::json ->>')
+    return (
+        text.replace("?", "%s")
+        .replace('"tags" ->>', '"tags"::json ->>')
+        .replace('"attempts" ->', '"attempts"::json ->')
+    )
 
 
 def _lock(connection: Connection) -> None:

@@ -36,10 +36,16 @@ from gateway.usage.queries import collecting, merged, month_at
 DAY_MS: Final = 86_400_000
 _TIMES: Final = {"hour": 13, "day": 10, "month": 7}
 """Characters of a time that name its hour, its day and its month."""
-NAMES: Final = ("month", "day", "hour", "account", "group", "token_id", "model", "channel", "outcome", "error_code")
-"""What sums are grouped by, beside tags."""
+NAMES: Final = (
+    *("month", "day", "hour", "account", "group", "token_id", "model", "channel", "outcome", "error_code"),
+    *("first_channel", "first_error", "address", "user_agent"),
+)
+"""What sums are grouped by, beside tags. `first_channel` and `first_error`: the channel that was called first, and its error, also
+where another one answered."""
 TAG: Final = "tag:"
 """What stands before the name of a tag that sums are grouped by."""
+_OF_FIRST: Final = {"first_channel": "channel", "first_error": "error"}
+"""Fields of the first attempt."""
 _OF_DAYS: Final = {*GROUPS, "month"}
 
 MAX_BYTES: Final = 48 * 1024 * 1024
@@ -143,6 +149,8 @@ def _of_requests(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, 
 def _expression(name: str) -> str:
     if name.startswith(TAG):
         return f"""coalesce("tags" ->> '{name.removeprefix(TAG)}', '')"""
+    if name in _OF_FIRST:
+        return f"""coalesce("attempts" -> 0 ->> '{_OF_FIRST[name]}', '')"""
     return f"substr(arrived_at, 1, {_TIMES[name]})" if name in _TIMES else f'"{name}"'
 
 

@@ -177,4 +177,4 @@ def test_fields_within_fields_are_shown_where_they_differ() -> None:
     before = {"budgets": {"day_micros": None, "month_micros": None}, "name": "x", "models": ["a"]}
     after = {"budgets": {"day_micros": None, "month_micros": 50_000}, "name": "x", "models": []}
     entry = AuditEntry("1-0", "", "", "", "", "done", before=before, after=after)
-    assert _changed(entry) == "budgets.month_micros: none -> 50000, models: ['a'] -> none"
+    assert _changed(entry) == "budgets.month: none -> 0.05, models: ['a'] -> none"

@@ -210,7 +210,7 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
         "unknown_costs": 1,
     }
     header, *lines = run("usage", "summary", "--by", "day,token").splitlines()
-    groups = ["day", "token_id", "requests", "completed", "prompt", "cached", "written", "output"]
+    groups = ["day", "(UTC)", "token_id", "requests", "completed", "prompt", "cached", "written", "output"]
     assert header.split() == [*groups, "charge", "cost", "margin", "unknown"]
     sums = ["3", "3", "33", "4", "(12.1", "%)", "2", "123", "0.000246", "-", "-", "2"]
     assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", *sums], ["total", *sums]]
@@ -224,7 +224,7 @@ def test_summary_leaves_out_the_least_important_columns_of_a_table_that_is_too_w
     result = CliRunner().invoke(app, ["usage", "summary", "--by", "day,account,model"])
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert result.stdout.splitlines()[0].split() == [
-        *("day", "account", "model", "requests", "output", "charge", "cost", "unknown"),
+        *("day", "(UTC)", "account", "model", "requests", "output", "charge", "cost", "unknown"),
     ]
     left_out = "written, cached, completed, margin, prompt"
     assert result.stderr == f"note: too wide for {left_out}; --csv and --json have all columns\n"

@@ -16,7 +16,7 @@ from gateway.usage import queries, sums
 from gateway.usage.database import SUMS, UnusableFile, path_of
 from gateway.usage.home import Home, Part, Writer
 from gateway.usage.queries import RequestsQuery, own_sums, page
-from gateway.usage.record import Record, hashed_reference
+from gateway.usage.record import AttemptRecord, Record, hashed_reference
 from gateway.usage.sums import DAY_MS, Order, Row, Selected, Summing, grouped, statement
 from tests.records import COSTED, arrival, close_open, end, id_at, usage_database, writer
 
@@ -250,6 +250,18 @@ def test_sums_are_grouped_by_a_tag(home: Home) -> None:
     sums_database.write([end(arrival(id_at(NEW_YEAR_MS)), tags=each) for each in tags])
     found = grouped(home, ["tag:tenant"], Selected(), [])
     assert [(line["tag:tenant"], line["requests"]) for line in found] == [("", 1), ("acme", 2), ("it's", 1)]
+
+
+def test_sums_are_grouped_by_what_the_first_attempt_met_and_by_address(home: Home) -> None:
+    sums_database = writer(home)
+    spared = [AttemptRecord("one", 500, "upstream_error", message="it's"), AttemptRecord("two", 200)]
+    for attempts, address in ((spared, "192.0.2.0/24"), (spared[1:], "192.0.2.0/24"), ([], "")):
+        sums_database.write([end(arrival(id_at(NEW_YEAR_MS)), attempts=attempts, address=address)])
+    names = ["first_channel", "first_error"]
+    found = [[*map(line.get, names)] for line in grouped(home, names, Selected(), [])]
+    assert found == [["", ""], ["one", "upstream_error"], ["two", ""]]
+    found = [[line["address"], line["requests"]] for line in grouped(home, ["address"], Selected(), [])]
+    assert found == [["", 1], ["192.0.2.0/24", 2]]
 
 
 # Queries of the usage log's files.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Annotated, Final
+from itertools import islice
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from gateway.admin.actions.accounts import existing
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
 from gateway.admin.actions.local import LocalClient
+from gateway.base.amounts import amount as units
 from gateway.base.errors import StoreError
 from gateway.store.accounts import MAX_AMOUNT, AccountError, unknown
 from gateway.store.money.ledger import ArchivedLines, Line
@@ -23,6 +25,8 @@ MAX_REASON: Final = 500
 REFUND: Final = "refund:"
 """The beginning of the transaction id of a refund, before that of its credit."""
 LONGEST_ID: Final = 64
+MOST_REFUNDS: Final = 20
+"""Refunds of one credit."""
 
 Transaction = Annotated[
     str,
@@ -38,6 +42,9 @@ AfterLine = Annotated[
         description="`next` of the answer before; empty for the newest lines.",
     ),
 ]
+
+
+LineKind = Literal["credit", "adjust", "charge", "release", "expiry", "late"]
 
 
 class NewCredit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,9 +63,10 @@ class NewAdjustment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewRefund(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of a credit is refunded; null for all of it."""
+    """How much of a credit is refunded; null for all that is left of it. `number`: 1 for its first refund, 2 for a second one."""
 
     amount_micros: Annotated[int, msgspec.Meta(ge=1, le=MAX_AMOUNT)] | None = None
+    number: Annotated[int, msgspec.Meta(ge=1, le=MOST_REFUNDS)] = 1
 
 
 class Booked(msgspec.Struct, frozen=True):
@@ -72,10 +80,11 @@ class Booked(msgspec.Struct, frozen=True):
 
 
 class LedgerLines(msgspec.Struct, frozen=True):
-    """Which lines of a ledger are listed."""
+    """Which lines of a ledger are listed. `kind`: null for all; a page may then have fewer than asked for, `has_more` is true."""
 
     limit: LongLimit = DEFAULT_PAGE
     after: AfterLine = ""
+    kind: LineKind | None = None
 
 
 class Ledger(Page[Line], frozen=True):
@@ -108,18 +117,18 @@ async def adjust(client: LocalClient, account: str, body: NewAdjustment) -> Book
 
 @action("POST", "/accounts/{account}/credits/{transaction}/refunds", Scope.MONEY, status=201)
 async def refund(client: LocalClient, account: str, transaction: str, body: NewRefund) -> Booked:
-    """Take a credit back, or a part of it, once. `amount_micros` of the answer says what was booked: the balance stops
-    at what is held, or at zero.
+    """Take a credit back, or a part of it, once for each `number`. `amount_micros` of the answer says what was booked: the
+    balance stops at what is held, or at zero.
 
     It is a line of the ledger with the reason `refund of` the credit. Repeated, it answers what was booked; 409 `conflict` where
-    more was. The rest of a credit is taken back by an adjustment. 404 where there is no such credit, or it was of less.
+    less was asked for, where less of the credit is left, or where the refund before this number is not there. 404 where there is no
+    such credit.
     """
     check_transaction(transaction)
-    named = f"{REFUND}{transaction}"
-    if len(named) > LONGEST_ID:
-        named = f"{REFUND}{sha256(transaction.encode()).hexdigest()[:40]}"
+    names = _refunds(transaction)[: body.number]
+    named = names[-1]
     credited = await moved(
-        account, named, partial(client.store.wallet.refund, account, named, transaction, body.amount_micros or 0)
+        account, named, partial(client.store.wallet.refund, account, names, transaction, body.amount_micros or 0)
     )
     before = credited.outcome is Credit.DONE
     client.change.before = {"balance_micros": credited.balance - (0 if before else credited.amount)}
@@ -131,8 +140,35 @@ async def refund(client: LocalClient, account: str, transaction: str, body: NewR
 async def ledger(client: LocalClient, account: str, query: LedgerLines) -> Ledger:
     """List what changed the balance, newest first: credits, adjustments with their reasons, and the charge of each request."""
     await existing(client, account)
-    page = await client.store.wallet.ledger(account, query.limit, query.after)
+    page = await client.store.wallet.ledger(account, query.limit, query.after, query.kind)
     return Ledger(page.lines, bool(page.next), page.next or None, archived=page.archived)
+
+
+class Refunded(msgspec.Struct, frozen=True):
+    """How many refunds a credit has, and what they come to."""
+
+    count: int
+    amount_micros: int
+
+
+async def refunded(client: LocalClient, account: str, credits_: Sequence[str]) -> dict[str, Refunded]:
+    """Return what was refunded of credits, by their transaction ids. Raises `StoreAway`."""
+    if not credits_:
+        return {}
+    found = iter(await client.store.wallet.booked(account, [name for each in credits_ for name in _refunds(each)]))
+    sums = {}
+    for each in credits_:
+        booked = [-amount for amount in islice(found, MOST_REFUNDS) if amount is not None]
+        sums[each] = Refunded(len(booked), sum(booked))
+    return sums
+
+
+def _refunds(transaction: str) -> list[str]:
+    """Return the transaction ids of the refunds of a credit, in their order."""
+    first = f"{REFUND}{transaction}"
+    if len(first) > LONGEST_ID - len(f":{MOST_REFUNDS}"):
+        first = f"{REFUND}{sha256(transaction.encode()).hexdigest()[:40]}"
+    return [first, *(f"{first}:{number}" for number in range(2, MOST_REFUNDS + 1))]
 
 
 def check_transaction(transaction: str) -> None:
@@ -151,7 +187,11 @@ async def moved(account: str, transaction: str, move: Callable[[], Awaitable[Cre
     if credited.outcome is Credit.NO_ACCOUNT:
         raise unknown(account)
     if credited.outcome is Credit.NO_CREDIT:
-        raise AccountError(f"the account `{account}` has no such credit, or it was of less").of_kind("not_found")
+        raise AccountError(f"the account `{account}` has no such credit").of_kind("not_found")
+    if credited.outcome is Credit.LESS:
+        raise AccountError(f"{units(credited.amount)} of this credit is left to refund").of_kind("conflict")
+    if credited.outcome is Credit.NO_REFUND:
+        raise AccountError("the refund before this number is not there: give its next number").of_kind("conflict")
     if credited.outcome is Credit.CLOSED:
         raise AccountError(f"the account `{account}` is closed for good: nothing was credited")
     if credited.outcome is Credit.CONFLICT:

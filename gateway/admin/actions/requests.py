@@ -311,7 +311,7 @@ def verdict(found: SearchResult) -> str:
 def in_words(record: Record) -> str:
     """Return what happened to a request, from its arrival to its charge, in one sentence."""
     if record.outcome is None:
-        return "arrived, still under way"
+        return "arrived, still under way; or its process died, which is written here once its longest time is over"
     _, *others = steps(record)
     first = _arrival(record) if record.outcome is Outcome.REFUSED or not record.attempts else ""
     return ", ".join(part for part in (first, *(step.text for step in others)) if part)

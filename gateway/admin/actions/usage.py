@@ -67,6 +67,10 @@ class SumLine(Sums, frozen=True, kw_only=True):
     channel: str | UnsetType = UNSET
     outcome: str | UnsetType = UNSET
     error_code: str | UnsetType = UNSET
+    first_channel: str | UnsetType = UNSET
+    first_error: str | UnsetType = UNSET
+    address: str | UnsetType = UNSET
+    user_agent: str | UnsetType = UNSET
     tags: dict[str, str] | UnsetType = UNSET
 
     def of(self, name: str) -> Any:

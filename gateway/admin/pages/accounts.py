@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway.admin.actions import accounts, money, requests, tokens, usage
 from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
 from gateway.admin.actions.action import Scope
-from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit, NewRefund
 from gateway.admin.actions.requests import Requests
 from gateway.admin.actions.tokens import TokenList
 from gateway.admin.actions.usage import SumsQuery
@@ -87,7 +87,11 @@ async def show(
         status,
         account=account,
         ledger=ledger,
-        older=bool(lines),
+        older="after" in lines,
+        kind=lines.get("kind", ""),
+        refunded=await money.refunded(
+            view.client, name, [str(line.transaction) for line in ledger.data if line.kind == "credit"]
+        ),
         last=last,
         tokens=held,
         month=month,
@@ -127,6 +131,19 @@ async def adjust(view: View) -> web.StreamResponse:
         return "credited-before" if booked.booked_before else "adjusted"
 
     return await attempt(view, "adjust", work(view.form))
+
+
+async def refund(view: View) -> web.StreamResponse:
+    """Take a credit back, or a part of it."""
+
+    async def work(form: Form) -> str:
+        given = body(
+            NewRefund, amount_micros=form.micros("amount") if form["amount"] else None, number=form.number("number")
+        )
+        booked = await money.refund(view.client, account_in(view), form["credit"], body=given)
+        return "credited-before" if booked.booked_before else "refunded"
+
+    return await attempt(view, f"refund {view.form['credit']}", work(view.form))
 
 
 async def change(view: View) -> web.StreamResponse:
@@ -232,6 +249,7 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/accounts/{account}", show),
     ("POST", "/accounts/{account}/credit", credit),
     ("POST", "/accounts/{account}/adjust", adjust),
+    ("POST", "/accounts/{account}/refund", refund),
     ("POST", "/accounts/{account}/change", change),
     ("POST", "/accounts/{account}/suspend", suspend),
     ("POST", "/accounts/{account}/resume", resume),

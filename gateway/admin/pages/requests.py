@@ -98,11 +98,16 @@ async def errors(view: View) -> web.StreamResponse:
         for line in found.data
         if line.error_code
     ]
+    covered = await usage.summary(
+        view.client,
+        query=body(SumsQuery, **terms | {"by": "first_error,first_channel,model,channel", "outcome": "completed"}),
+    )
     failed = sum(line.requests for line, _ in lines)
     return view.page(
         "errors.html",
         lines=lines[:ERRORS],
         failed=failed,
+        covered=[line for line in covered.data if line.first_error][:ERRORS],
         total=found.total.requests,
         since=since,
         times=TIMES,

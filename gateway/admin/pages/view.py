@@ -28,7 +28,7 @@ from gateway.admin.actions.action import Scope
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.times import local
 from gateway.admin.pages.login import User
-from gateway.base.amounts import MICROS, amount, parsed
+from gateway.base.amounts import MICROS, amount, parsed, with_amounts
 from gateway.base.errors import Refused
 from gateway.base.text import counted, shown
 from gateway.config.schema import time_zone
@@ -42,6 +42,7 @@ DONE: Mapping[str, str] = {
     "credited": "Credited.",
     "credited-before": "This transaction was booked before, so that nothing was changed now.",
     "adjusted": "Adjusted.",
+    "refunded": "Refunded, as far as the balance is not spent or held: see the ledger.",
     "suspended": "Suspended. Requests in progress end within two seconds.",
     "resumed": "Served again.",
     "closed": "Closed for good.",
@@ -286,6 +287,7 @@ def set_up(application: web.Application, assets: Assets) -> None:
         "breakable": breakable,
         "share": share,
         "span": span,
+        "with_amounts": with_amounts,
         "as_json": lambda value: shown(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()),
         "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "list_of": lambda name: (name, name),
@@ -364,7 +366,7 @@ def in_units(micros: int) -> float:
     return micros / MICROS
 
 
-def body(kind: type[Struct], **fields: object) -> Struct:
+def body(kind: type[Struct], /, **fields: object) -> Struct:
     """Return what an action is given. Raises `Refused` with what is wrong, in words."""
     try:
         return msgspec.convert(fields, kind)

@@ -1,5 +1,6 @@
--- credit(transaction, kind: credit | adjust, amount, reason[, credit])
--- With `credit`, the transaction is its refund: of the amount, or of all of it for 0, and of no more than is left and not held.
+-- credit(transaction, kind: credit | adjust, amount, reason[, credit, the refunds before it ...])
+-- With `credit`, the transaction is a refund of it: of the amount, or for 0 of all that was not refunded before, and of no more
+-- than is left and not held.
 local transaction, kind, reason, refunded = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local amount = integer(ARGV[3], kind == "adjust" and -MOST or 1, MOST, "the amount")
 if not transaction:match("^[%w._:-]+$") or #transaction > 64 then
@@ -20,7 +21,13 @@ if refunded then
     local other = amount ~= 0 and tonumber(known) < amount
     return { transaction, other and "CONFLICT" or "DONE", account.balance, tonumber(known) }
   end
-  if paid < 1 or paid < -amount then return { transaction, "NO_CREDIT", account.balance, 0 } end
+  if paid < 1 then return { transaction, "NO_CREDIT", account.balance, 0 } end
+  for index = 6, #ARGV do
+    local before = redis.call("HGET", credits, ARGV[index])
+    if not before then return { transaction, "NO_REFUND", account.balance, 0 } end
+    paid = paid + before
+  end
+  if paid < 1 or paid < -amount then return { transaction, "LESS", account.balance, paid } end
   amount = -math.min(amount == 0 and paid or -amount, math.max(0, account.balance - account.held))
 elseif known then
   return { transaction, known == digits(amount) and "DONE" or "CONFLICT", account.balance }

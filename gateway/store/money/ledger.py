@@ -20,6 +20,10 @@ its gateway died, and its charge until then. `late`: the correction of such a ch
 """
 
 
+SEARCHED: Final = 2000
+"""Lines that are read for one page where one kind is asked for."""
+
+
 class Line(msgspec.Struct, frozen=True, gc=False):
     """One change of the balance. `request_id` or `transaction` is what it is for; `reason`: the operator's, of an adjustment."""
 
@@ -72,15 +76,22 @@ class LedgerPage(msgspec.Struct, frozen=True):
     archived: ArchivedLines | None
 
 
-async def ledger_page(client: Client, account: str, limit: int, after: str = "") -> LedgerPage:
-    """Return up to `limit` lines, those older than the line `after`. Raises `StoreAway`."""
+async def ledger_page(client: Client, account: str, limit: int, after: str = "", kind: str | None = None) -> LedgerPage:
+    """Return up to `limit` lines, those older than the line `after`, of one public kind or of all. Raises `StoreAway`.
+
+    Of one kind there may be fewer, or none, though `next` is not empty: no more than `SEARCHED` lines are looked through.
+    """
     keys = keys_of(account)
-    entries = await client.call("XREVRANGE", keys.ledger, f"({after}" if after else "+", "-", "COUNT", limit + 1)
+    entries = await client.call(
+        *("XREVRANGE", keys.ledger, f"({after}" if after else "+", "-", "COUNT", SEARCHED if kind else limit + 1)
+    )
     # Read after the lines: a line that is archived meanwhile is counted twice then, and never missing.
     archived = Archived.of(await client.call("HGET", keys.wallet, "archived"))
-    lines = [Line.of(entry) for entry in entries]
-    more = len(lines) > limit
-    return LedgerPage(lines[:limit], lines[limit - 1].id if more else "", ArchivedLines.of(archived))
+    lines = [line for line in map(Line.of, entries) if kind in (None, line.kind)]
+    following = lines[limit - 1].id if len(lines) > limit else ""
+    if kind and not following and len(entries) == SEARCHED:
+        following = entries[-1][0].decode()
+    return LedgerPage(lines[:limit], following, ArchivedLines.of(archived))
 
 
 def _reason(fields: Mapping[bytes, bytes]) -> str | None:

@@ -117,7 +117,11 @@ class Credit(StrEnum):
     CLOSED = "CLOSED"
     """The account is closed for good, so that nobody could spend a credit."""
     NO_CREDIT = "NO_CREDIT"
-    """There is no such credit to refund, or it was of a smaller amount."""
+    """There is no such credit to refund."""
+    LESS = "LESS"
+    """Less of the credit is left, which is the amount of the reply."""
+    NO_REFUND = "NO_REFUND"
+    """A refund before this one is not there."""
 
 
 class HoldReply(msgspec.Struct, frozen=True):

@@ -216,9 +216,18 @@ class Wallet:
         """Correct the balance up or down, once for each transaction id; the reason is stored in the ledger."""
         return await self._move(account, transaction, "adjust", amount, reason)
 
-    async def refund(self, account: str, transaction: str, credit: str, amount: int) -> Credited:
-        """Take back a credit, once: `amount` of it, or all for 0, but no more than is left of the balance and not held."""
-        return await self._move(account, transaction, "adjust", -amount, f"refund of {credit}", credit)
+    async def refund(self, account: str, refunds: Sequence[str], credit: str, amount: int) -> Credited:
+        """Take back a credit: `amount` of it, or the rest for 0, but no more than is left of the balance and not held.
+
+        `refunds`: the transaction ids of its refunds up to this one, which is the last of them and is booked once.
+        """
+        *before, transaction = refunds
+        return await self._move(account, transaction, "adjust", -amount, f"refund of {credit}", credit, *before)
+
+    async def booked(self, account: str, transactions: Sequence[str]) -> list[int | None]:
+        """Return the amounts of transactions; None for those that there are not. Raises `StoreAway`."""
+        found = await self._client.call("HMGET", keys_of(account).credits, *transactions)
+        return [None if each is None else int(each) for each in found]
 
     async def sweep(self, account: str, limit: int = 100) -> list[tuple[str, int]]:
         """End up to `limit` holds whose lease has expired; return each request and its charge."""
@@ -308,9 +317,9 @@ class Wallet:
         """Return the present count of each budget of one request. Holds whose lease has expired count until they are swept."""
         return await read_budgets(self._client, account, budgets)
 
-    async def ledger(self, account: str, limit: int, after: str = "") -> LedgerPage:
-        """Return up to `limit` lines of the account's ledger, newest first; those older than the line `after`."""
-        return await ledger_page(self._client, account, limit, after)
+    async def ledger(self, account: str, limit: int, after: str = "", kind: str | None = None) -> LedgerPage:
+        """Return up to `limit` lines of the account's ledger, newest first; those older than `after`, of one kind or of all."""
+        return await ledger_page(self._client, account, limit, after, kind)
 
     async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
         """Return the charge of each resolved request among these, by its id. Requests that are still open are left out."""

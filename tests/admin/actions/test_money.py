@@ -104,8 +104,10 @@ async def test_a_closed_account_gets_no_credit_but_what_was_booked_is_told_and_c
     assert len(await lines(local_client)) == 2
 
 
-async def refunded(local_client: LocalClient, transaction: str, micros: int | None = None) -> money.Booked:
-    return await money.refund(local_client, "alice", transaction, body=NewRefund(micros))
+async def refunded(
+    local_client: LocalClient, transaction: str, micros: int | None = None, number: int = 1
+) -> money.Booked:
+    return await money.refund(local_client, "alice", transaction, body=NewRefund(micros, number))
 
 
 async def test_a_credit_is_refunded_once_and_the_balance_stops_at_zero(local_client: LocalClient) -> None:
@@ -126,9 +128,48 @@ async def test_a_credit_is_refunded_once_and_the_balance_stops_at_zero(local_cli
         with pytest.raises(AccountError):
             await refunded(local_client, none)
     await money.credit(local_client, "alice", body=NewCredit("pay-4", 5))
-    with pytest.raises(AccountError, match="or it was of less"):
+    with pytest.raises(AccountError, match=r"0\.000005 of this credit is left"):
         await refunded(local_client, "pay-4", 6)
     assert await local_client.store.wallet.verify("alice") == []
+
+
+async def test_a_credit_is_refunded_in_parts_that_together_are_no_more_than_it(local_client: LocalClient) -> None:
+    for transaction in ("pay-1", "x" * 64, "other"):
+        await money.credit(local_client, "alice", body=NewCredit(transaction, 100))
+    for transaction in ("pay-1", "x" * 64):
+        with pytest.raises(AccountError, match="the refund before this number is not there"):
+            await refunded(local_client, transaction, 1, number=2)
+        found = [await refunded(local_client, transaction, 30, number) for number in (1, 2, 2, 3)]
+        assert [(each.amount_micros, each.booked_before) for each in found] == [
+            *((-30, False), (-30, False), (-30, True), (-30, False)),
+        ]
+        with pytest.raises(AccountError, match=r"0\.00001 of this credit is left"):
+            await refunded(local_client, transaction, 11, number=4)
+        assert (await refunded(local_client, transaction, number=4)).amount_micros == -10
+        with pytest.raises(AccountError, match=r"0\.00 of this credit is left"):
+            await refunded(local_client, transaction, number=5)
+        assert (await refunded(local_client, transaction, 30, number=2)).booked_before
+    sums = await money.refunded(local_client, "alice", ["pay-1", "other", "x" * 64])
+    assert [(each.count, each.amount_micros) for each in sums.values()] == [(4, 100), (0, 0), (4, 100)]
+    assert (await accounts.read(local_client, "alice")).balance_micros == 100
+    assert await local_client.store.wallet.verify("alice") == []
+
+
+async def test_lines_of_one_kind_are_found_among_many(
+    local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await money.credit(local_client, "alice", body=NewCredit("pay-1", 1000))
+    for number in range(8):
+        await local_client.store.wallet.settle("alice", new_id(), number)
+    await money.adjust(local_client, "alice", body=NewAdjustment("fix", -5, "x"))
+
+    for searched in (2000, 3):
+        monkeypatch.setattr("gateway.store.money.ledger.SEARCHED", searched)
+        for limit in (1, 2):
+            assert [line.transaction for line in await lines(local_client, kind="credit", limit=limit)] == ["pay-1"]
+        assert [line.transaction for line in await lines(local_client, kind="adjust")] == ["fix"]
+        assert len(await lines(local_client, kind="charge", limit=2)) == 8
+        assert await lines(local_client, kind="late") == []
 
 
 async def test_fifty_refunds_at_once_are_one_and_leave_what_is_held(local_client: LocalClient) -> None:

@@ -42,6 +42,19 @@ async def test_an_account_lives_on_its_page(house: House) -> None:
     assert '<details class="action " open>' in text
     assert 'value="6.00"' in text  # what was typed is still there
     assert (await browser.post("/accounts/alice/adjust", amount="-0.50", transaction="fix", reason="by hand"))[0] == 303
+    _, text = await browser.get("/accounts/alice")
+    assert all(part in text for part in ('value="invoice-1"', 'name="number" value="1"', 'value="5.00"'))
+    refund = {"credit": "invoice-1", "number": "1", "amount": "1.25"}
+    status, text = await browser.post("/accounts/alice/refund", **refund | {"amount": "5.01"})
+    assert (status, "5.00 of this credit is left to refund" in text, 'value="5.01"' in text) == (409, True, True)
+    assert [(await browser.post("/accounts/alice/refund", **refund))[0] for _ in range(2)] == [303, 303]
+    assert browser.headers["Location"] == "/accounts/alice?done=credited-before"
+    _, text = await browser.get("/accounts/alice")
+    assert all(part in text for part in ("1.25 of it refunded", 'name="number" value="2"', 'value="3.75"'))
+    assert (await browser.post("/accounts/alice/credit", amount="1.25", transaction="invoice-2"))[0] == 303
+    _, text = await browser.get("/accounts/alice?kind=credit")
+    assert ("invoice-2" in text, ">by hand<" in text) == (True, False)
+    assert "No line of this kind." in (await browser.get("/accounts/alice?kind=late"))[1]
     fields = {
         "group": "default",
         "external_id": "",

@@ -202,6 +202,9 @@ async def test_changes_are_listed_with_their_details_and_searched(house: House) 
         "links.create",
     ):
         assert part in text, part
+    await browser.post("/accounts/alice/credit", amount="5.25", transaction="invoice-1")
+    _, text = await browser.get("/audit?operation=money")
+    assert ("&#34;amount&#34;: &#34;5.25&#34;" in text, "_micros" in text) == (True, False)
     _, text = await browser.get("/audit?operation=links")
     assert ("links.create" in text, "accounts.create" in text) == (True, False)
     assert "No change fits this search" in (await browser.get("/audit?actor=nobody"))[1]

@@ -13,6 +13,7 @@ from gateway.admin.actions import accounts
 from gateway.admin.actions.accounts import NewAccount
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
+from gateway.usage.record import AttemptRecord
 from tests.admin.pages.conftest import House
 from tests.records import COSTED, arrival, end, id_at, usage_database
 
@@ -209,4 +210,9 @@ async def test_errors_are_counted_by_code_model_and_channel(house: House, rows: 
         "since=1h&error_code=token_invalid",
     ]
     assert "75.0 %" in text
-    assert "80.0 %" in (await browser.get("/errors?since=24h"))[1]
+    assert "that another attempt covered" not in text
+    spared = [AttemptRecord("c7", 500, "upstream_error"), AttemptRecord("c8", 200)]
+    rows.write([end(arrival(), attempts=spared, channel="c8")])
+    _, text = await browser.get("/errors?since=1h")
+    assert all(part in text for part in ("that another attempt covered", "c7", "c8", "60.0 %"))
+    assert "66.7 %" in (await browser.get("/errors?since=24h"))[1]
