@@ -371,11 +371,19 @@ class Disabling(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class MinuteFigures(msgspec.Struct, frozen=True):
+    """The calls of a minute, and how many of them failed."""
+
+    calls: int
+    failed: int
+
+
 class ChannelFigures(msgspec.Struct, frozen=True):
     """The calls of a channel that ended in the last five to six minutes, from all gateways of the store.
 
     `failed`: those without a whole answer, of which the upstream limited `rate_limited`. `success`: the share of the others; None
     without calls. `first_event_p95_ms`, `first_event_p90_ms`: within which time 95 and 90 % of the answers began; None without.
+    `minutes`: each of these minutes, the oldest first; the last one is not over.
     """
 
     calls: int = 0
@@ -384,6 +392,7 @@ class ChannelFigures(msgspec.Struct, frozen=True):
     success: float | None = None
     first_event_p95_ms: int | None = None
     first_event_p90_ms: int | None = None
+    minutes: list[MinuteFigures] = []
 
 
 class ChannelSnapshot(msgspec.Struct, frozen=True):
@@ -437,6 +446,7 @@ def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[byt
         condition = Condition.COOLING
     if "disabled" in state:
         condition = Condition.DISABLED
+    minute = now_ms // 60_000
     in_flight = [value.split(" ") for name, value in state.items() if name.startswith("in:")]
     return ChannelSnapshot(
         channel,
@@ -444,7 +454,7 @@ def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[byt
         max(0, until - now_ms),
         until or None,
         sum(int(count) for count, expiry in in_flight if int(expiry) >= now_ms),
-        figures_of(value for name, value in state.items() if is_recent(name, now_ms)),
+        figures_of([state.get(f"min:{at}", "") for at in range(minute - FIGURES_S // 60, minute + 1)]),
         state.get("error", ""),
         int(state["error_at"]) if "error_at" in state else None,
         failing,
@@ -454,19 +464,13 @@ def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[byt
     )
 
 
-def is_recent(field: str, now_ms: int) -> bool:
-    """Return whether a field of a channel's state has the figures of one of the last minutes."""
-    kind, _, minute = field.partition(":")
-    return kind == "min" and 0 <= now_ms // 60_000 - int(minute) <= FIGURES_S // 60
-
-
-def figures_of(minutes: Iterable[str]) -> ChannelFigures:
-    """Return the figures of some minutes together, each as the store has it."""
-    calls, failed, limited, *first = map(
-        sum, zip((0,) * _FIGURES, *(map(int, each.split()) for each in minutes), strict=True)
-    )
+def figures_of(minutes: Sequence[str]) -> ChannelFigures:
+    """Return the figures of some minutes together, each as the store has it; one without calls is empty."""
+    each = [[*map(int, text.split())] or [0] * _FIGURES for text in minutes]
+    calls, failed, limited, *first = map(sum, zip(*each, strict=True))
     success = (calls - failed) / calls if calls else None
-    return ChannelFigures(calls, failed, limited, success, within_ms(first, 0.95), within_ms(first, 0.9))
+    by_minute = [MinuteFigures(*numbers[:2]) for numbers in each]
+    return ChannelFigures(calls, failed, limited, success, within_ms(first, 0.95), within_ms(first, 0.9), by_minute)
 
 
 def within_ms(first: Sequence[int], part: float) -> int | None:

@@ -270,6 +270,7 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
     lowest: str = ""
     highest: str = _AFTER_ALL_IDS
     token_id: str | None = None
+    group: str | None = None
     model: str | None = None
     channel: str | None = None
     outcome: Outcome | None = None
@@ -289,10 +290,10 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[str, list[str]]:
         """The further conditions, and their values."""
-        names = ("token_id", "model", "channel", "outcome", "error_code", "operation")
+        names = ("token_id", "group", "model", "channel", "outcome", "error_code", "operation")
         given = [(name, value) for name in names if (value := getattr(self, name)) is not None]
         tag, values = tagged(self.tag) if self.tag else ("", [])
-        return "".join(f" AND {column} = ?" for column, _ in given) + tag, [*(value for _, value in given), *values]
+        return "".join(f' AND "{column}" = ?' for column, _ in given) + tag, [*(value for _, value in given), *values]
 
 
 class RequestsQuery(msgspec.Struct, frozen=True):

@@ -93,6 +93,7 @@ def test_scripts_get_an_object_for_each() -> None:
         "success": None,
         "first_event_p95_ms": None,
         "first_event_p90_ms": None,
+        "minutes": [{"calls": 0, "failed": 0}] * 6,
     }
 
 

@@ -27,6 +27,7 @@ from gateway.store.channels import (
     Channels,
     Condition,
     CooldownRules,
+    MinuteFigures,
 )
 from gateway.store.circuit_breaker import ChannelBreaker, LocalChannel, limits_of, merged
 from gateway.store.client.client import Client, Script
@@ -334,12 +335,15 @@ async def test_a_snapshot_counts_all_workers(client: Client, channels: Channels,
     )
     a, b = await channels.show(["a", "b"])
     assert (a.channel, a.condition, a.in_flight) == ("a", Condition.HEALTHY, 7)
-    assert a.figures == ChannelFigures(5, 2, 1, 0.6, 940, 880), (
+    minutes = a.figures.minutes
+    assert a.figures == ChannelFigures(5, 2, 1, 0.6, 940, 880, minutes), (
         "one of the two failures was of an answer that had begun"
     )
+    assert (sum(each.calls for each in minutes), sum(each.failed for each in minutes), len(minutes)) == (5, 2, 6)
     assert a.last_error == "upstream_timeout"
     assert a.last_error_at_ms is not None
-    assert (b.condition, b.in_flight, b.figures, b.last_error) == (Condition.HEALTHY, 0, ChannelFigures(), "")
+    none = ChannelFigures(minutes=[MinuteFigures(0, 0)] * 6)
+    assert (b.condition, b.in_flight, b.figures, b.last_error) == (Condition.HEALTHY, 0, none, "")
     await reported(channels, failed=10)
     assert (await channels.show(["a"]))[0].condition is Condition.COOLING
     assert (await channels.show(["a"]))[0].in_words.startswith("cooling until 20")

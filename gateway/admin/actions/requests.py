@@ -87,6 +87,7 @@ class Filters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     id: IdPrefix | None = None
     account: Text | None = None
     token: Text | None = None
+    group: Text | None = None
     model: Text | None = None
     channel: Text | None = None
     outcome: Outcome | None = None
@@ -258,6 +259,7 @@ def wanted_of(query: Filters) -> AllRequestsQuery:
         lowest=max(prefix, "" if since_ms is None else first_id(since_ms)),
         highest=min(prefix + _AFTER_PREFIX, _AFTER_PREFIX if until_ms is None else first_id(until_ms)),
         token_id=query.token,
+        group=query.group,
         model=query.model,
         channel=query.channel,
         outcome=query.outcome,

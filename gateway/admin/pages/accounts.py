@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from gateway.admin.actions import accounts, money, requests, tokens, usage
-from gateway.admin.actions.accounts import AccountChange, AccountQuery, NewAccount
+from gateway.admin.actions.accounts import AccountChange, AccountQuery, ListedAccount, NewAccount
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.money import LedgerLines, NewAdjustment, NewCredit, NewRefund
 from gateway.admin.actions.requests import Requests
 from gateway.admin.actions.tokens import TokenList
 from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused
-from gateway.admin.pages.view import Form, Page, View, body
+from gateway.admin.pages.view import Form, Page, Sorting, View, body
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import AccountLimits
 
 LISTED: Final = 50
 LINES: Final = 25
+SORTED: Final = 1000
+"""Accounts that are read, of all that are searched for, to show the first of them in another order than that of their ids."""
+SORTS: Final[Mapping[str, Sequence[str]]] = {
+    "Account": (),
+    "Status": ("status",),
+    "Group": ("group",),
+    "Balance": ("balance", "-balance"),
+    "Held": ("-held",),
+    "Budget used": ("-budget",),
+    "Credit line": ("-credit_line",),
+}
+"""Headings that sort, and the orders that they lead to."""
+KEYS: Final[Mapping[str, Callable[[ListedAccount], Any]]] = {
+    "status": lambda account: account.status,
+    "group": lambda account: account.group,
+    "balance": lambda account: account.balance_micros,
+    "held": lambda account: account.held_micros,
+    "budget": lambda account: account.fullest.share if account.fullest else -1,
+    "credit_line": lambda account: account.credit_line_micros,
+}
 LAST: Final = 10
 TOKENS: Final = 200
 LONGEST: Final = 10_000
@@ -33,13 +53,22 @@ WINDOWS: Final = ("day", "week", "month", "total", "session")
 
 async def index(view: View, problem: str | None = None, status: int = 200) -> web.Response:
     """Show the accounts that are searched for, and the form for a new one."""
-    search = view.search(AccountQuery)
-    page = await accounts.list_(view.client, query=body(AccountQuery, limit=LISTED, **search.asked))
+    search, sorting = view.search(AccountQuery), Sorting(view.request.query, SORTS)
+    limit = SORTED if sorting.asked else LISTED
+    page = await accounts.list_(view.client, query=body(AccountQuery, limit=limit, **search.asked))
+    too_many = bool(sorting.asked) and page.has_more
+    if sorting.asked and not too_many:
+        page.data[:] = sorting.sorted(page.data, KEYS)
     return view.page(
         "accounts.html",
         status,
         page=page,
         search=search,
+        sorting=sorting,
+        listed=LISTED,
+        too_many=f"More than {SORTED:,} accounts are not sorted: search for fewer, or choose a group."
+        if too_many
+        else "",
         groups=list(view.client.config.groups),
         form=view.form,
         problem=problem,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -12,16 +13,17 @@ from aiohttp import web
 from gateway.admin.actions import requests, usage
 from gateway.admin.actions.requests import Filters, Requests, SearchQuery
 from gateway.admin.actions.times import moment, period
-from gateway.admin.actions.usage import SumsQuery
+from gateway.admin.actions.usage import SumLine, SumsQuery
 from gateway.admin.http.api import refused, send_csv
-from gateway.admin.pages.view import Page, Texts, View, body
+from gateway.admin.pages.view import Page, Sorting, Texts, View, body
 from gateway.base.errors import GatewayError
 from gateway.domain.exchange import Outcome
 
 LISTED: Final = 50
 ERRORS: Final = 100
 TIMES: Final = {"1h": "The last hour", "24h": "24 hours", "7d": "7 days"}
-FILTERS: Final = ("error_code", "model", "channel")
+FILTERS: Final = {"Code": "error_code", "Model": "model", "Channel": "channel"}
+"""Headings of errors, and what requests are searched by for each."""
 
 
 async def index(view: View) -> web.StreamResponse:
@@ -29,6 +31,8 @@ async def index(view: View) -> web.StreamResponse:
     search = view.search(Requests)
     if len(search.asked["id"]) == len("01a2073d-8dfa-7570-ba85-161b83b2b632"):
         return view.go(f"/requests/{search.asked['id']}")
+    if search.asked["reference"] and not (search.asked["account"] or search.asked["token"]):
+        return view.go(f"/search?{urlencode({'q': search.asked['reference']})}")
     page, problem, status = None, None, 200
     try:
         page = await requests.list_(view.client, query=body(Requests, limit=LISTED, **_zoned(view, search.asked)))
@@ -50,6 +54,7 @@ async def index(view: View) -> web.StreamResponse:
         export=f"/requests.csv?{search.terms}",
         models=list(view.client.config.models),
         channels=list(view.client.config.channels),
+        groups=list(view.client.config.groups),
         outcomes=[str(outcome) for outcome in Outcome],
     )
 
@@ -94,7 +99,7 @@ async def errors(view: View) -> web.StreamResponse:
     terms = {"since": since, "by": "error,model,channel", "sort": "requests", "limit": 1000}
     found = await usage.summary(view.client, query=body(SumsQuery, **terms))
     lines = [
-        (line, urlencode({"since": since} | {name: text for name in FILTERS if (text := str(getattr(line, name)))}))
+        (line, urlencode({"since": since} | {name: text for name in FILTERS.values() if (text := str(line.of(name)))}))
         for line in found.data
         if line.error_code
     ]
@@ -103,9 +108,11 @@ async def errors(view: View) -> web.StreamResponse:
         query=body(SumsQuery, **terms | {"by": "first_error,first_channel,model,channel", "outcome": "completed"}),
     )
     failed = sum(line.requests for line, _ in lines)
+    sorting = Sorting(view.request.query, {**{head: (name,) for head, name in FILTERS.items()}, "Requests": ()})
     return view.page(
         "errors.html",
-        lines=lines[:ERRORS],
+        sorting=sorting,
+        lines=sorting.sorted(lines[:ERRORS], {name: partial(_group_of, name) for name in FILTERS.values()}),
         failed=failed,
         covered=[line for line in covered.data if line.first_error][:ERRORS],
         total=found.total.requests,
@@ -113,6 +120,10 @@ async def errors(view: View) -> web.StreamResponse:
         times=TIMES,
         notes=found.notes,
     )
+
+
+def _group_of(name: str, line: tuple[SumLine, str]) -> str:
+    return str(line[0].of(name))
 
 
 async def show(view: View) -> web.StreamResponse:

@@ -16,14 +16,13 @@ from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.times import between
 from gateway.admin.actions.usage import Summary, SumsQuery
 from gateway.admin.http.api import refused, send_csv
-from gateway.admin.pages.view import Page, Plot, View, body, plot_of
+from gateway.admin.pages.view import Page, Plot, Sorting, View, body, plot_of
 from gateway.base.errors import GatewayError
 from gateway.base.text import csv_line
 
 GROUPS: Final = ("day", "account", "model", "channel", "group", "month")
-SORTS: Final = {"": "as usual"} | {
-    name: name.removesuffix("_micros") for name in ("charge_micros", "cost_micros", "margin_micros", "requests")
-}
+SORTS: Final = {"Requests": "requests", "Charge": "charge_micros", "Cost": "cost_micros", "Margin": "margin_micros"}
+"""Headings that sort, the largest first, and what is sorted by."""
 DAYS: Final = 30
 MOST_DAYS: Final = 370
 LINES: Final = 200
@@ -34,7 +33,8 @@ def _terms(view: View) -> dict[str, str]:
     asked = view.search(SumsQuery).asked
     return {
         "since": _first_day(),
-        **{name: asked[name] for name in ("account", "model", "since", "until", "sort") if asked[name]},
+        **{name: asked[name] for name in ("account", "model", "since", "until") if asked[name]},
+        **({"sort": asked["sort"].removeprefix("-")} if asked["sort"] else {}),
     }
 
 
@@ -63,7 +63,7 @@ async def show(view: View) -> web.StreamResponse:
         by=by,
         groups=GROUPS,
         ranges=_ranges(view),
-        sorts=SORTS,
+        sorting=Sorting(view.request.query, {heading: (f"-{name}",) for heading, name in SORTS.items()}),
         found=found,
         plot=plot,
         problem=problem,

@@ -100,6 +100,7 @@ _LABELS: Final = {
 """What forms call the fields that they do not call by their names."""
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+Line = TypeVar("Line")
 
 HEIGHT: Final = 200
 LINES: Final = 4
@@ -129,6 +130,32 @@ class PageSearch(NamedTuple):
     def next_page(self) -> str:
         """The address of the next page, to be followed by `after=`."""
         return f"{self.path}?{self.terms}&" if self.terms else f"{self.path}?"
+
+
+class Sorting:
+    """The order of a table's lines. `sort` of the address is a name, or with `-` before it the largest first.
+
+    Each heading leads to its first order, then to its next one, and then back to the usual one.
+    """
+
+    def __init__(self, query: Mapping[str, str], headings: Mapping[str, Sequence[str]]) -> None:
+        """`headings` that sort, with the orders that they lead to."""
+        asked = query.get("sort", "")
+        self.asked = asked if any(asked in orders for orders in headings.values()) else ""
+        kept = [(name, text) for name, text in query.items() if name not in ("sort", "after", "done")]
+        self.links: dict[str, str] = {}
+        self.directions: dict[str, str] = {}
+        for heading, orders in headings.items():
+            place = orders.index(asked) + 1 if asked in orders else 0
+            then = [("sort", order) for order in orders[place : place + 1]]
+            self.links[heading] = f"?{urlencode([*kept, *then])}"
+            if place:
+                self.directions[heading] = "descending" if asked.startswith("-") else "ascending"
+
+    def sorted(self, lines: Sequence[Line], keys: Mapping[str, Callable[[Line], Any]]) -> list[Line]:
+        """Return lines in the order that is asked for, by the key of its name."""
+        key = keys.get(self.asked.removeprefix("-"))
+        return sorted(lines, key=key, reverse=self.asked.startswith("-")) if key else list(lines)
 
 
 class View:

@@ -6,9 +6,12 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from gateway.admin.actions import accounts, money, tokens
 from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.action import Scope
+from gateway.admin.actions.inputs import GivenBudgets
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import TokenList
 from gateway.base.errors import Refused
@@ -243,3 +246,19 @@ async def is_refused(house: House, text: str) -> bool:
     except Refused:
         return True
     return False
+
+
+async def test_headings_sort_all_accounts_that_fit_and_none_where_they_are_too_many(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, browser = house.local_client(), await house.browser()
+    for number, name in enumerate(("aaa", "bbb", "ccc")):
+        requests = GivenBudgets(requests=number) if number else GivenBudgets()
+        await accounts.create(client, body=NewAccount(name, budgets=requests))
+        await money.credit(client, name, body=NewCredit(transaction=name, amount_micros=5 - (number + 1) % 3))
+    for sort, order in {"": "abc", "balance": "bac", "-balance": "cab", "-budget": "bca", "other": "abc"}.items():
+        _, text = await browser.get(f"/accounts?sort={sort}")
+        assert "".join(re.findall(r'href="/accounts/(\w)\1\1"', text)) == order, sort
+    monkeypatch.setattr("gateway.admin.pages.accounts.SORTED", 2)
+    _, text = await browser.get("/accounts?sort=-balance")
+    assert "More than 2 accounts are not sorted" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import msgspec
@@ -10,7 +11,7 @@ from gateway.admin.actions import channels
 from gateway.admin.actions.local import GatewayState
 from gateway.alerts.event import Outbox
 from gateway.runtime.handover import RefusedReload
-from gateway.store.channels import Condition
+from gateway.store.channels import ChannelReport, Condition
 from gateway.usage.gateways import About, Membership, now_ms
 from gateway.usage.stream import GATEWAYS, HEARD, HOME
 from tests.admin.pages.conftest import House
@@ -29,6 +30,17 @@ async def test_a_channel_is_disabled_with_a_reason_and_enabled(house: House) -> 
     assert (await browser.post("/channels/nothing/disable"))[0] == 404
     status, text = await browser.post("/channels/up/disable", reason="x" * 300)
     assert (status, 'role="alert"' in text) == (400, True)
+
+
+async def test_a_card_draws_the_calls_of_the_last_minutes(house: House) -> None:
+    browser = await house.browser()
+    assert 'class="spark"' not in (await browser.get("/channels"))[1]
+    await house.store.channels.sync("w", {"up": ChannelReport(ok=3, failed=1)})
+    _, text = await browser.get("/channels")
+    numbers = re.search(r"Calls of each of the last 6 minutes: ([0-9, ]+); failed: ([0-9, ]+)", text)
+    assert numbers is not None
+    assert [sum(map(int, each.split(", "))) for each in numbers.groups()] == [4, 1]
+    assert ('height="32.0"' in text, 'class="part"' in text) == (True, True)
 
 
 async def test_a_channel_whose_name_needs_quoting_is_switched(house: House) -> None:

@@ -7,13 +7,14 @@ import time
 from html import unescape
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 
 from gateway.admin.actions import accounts
 from gateway.admin.actions.accounts import NewAccount
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
-from gateway.usage.record import AttemptRecord
+from gateway.usage.record import AttemptRecord, hashed_reference
 from tests.admin.pages.conftest import House
 from tests.records import COSTED, arrival, end, id_at, usage_database
 
@@ -33,7 +34,8 @@ async def test_without_requests_the_page_says_how_one_comes_here(house: House) -
 
 async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDatabase) -> None:
     browser = await house.browser()
-    mine = end(arrival(), account="mine", model="m1", channel="c1", token_id="mine-1")
+    mine = end(arrival(), account="mine", model="m1", channel="c1", token_id="mine-1", group="trial")
+    mine = msgspec.structs.replace(mine, reference=hashed_reference("mine", "order/7"))
     failed = end(arrival(), account="other", model="m2", outcome=Outcome.UPSTREAM_FAILED, error_code="upstream_timeout")
     rows.write([mine, failed])
     for query, found in {
@@ -43,6 +45,9 @@ async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDat
         "?model=m2": {failed.id},
         "?outcome=upstream_failed": {failed.id},
         "?channel=up": set(),
+        "?group=trial": {mine.id},
+        "?account=mine&reference=order/7": {mine.id},
+        "?account=mine&reference=order/8": set(),
         f"?id={mine.id[:30]}&account=mine": {mine.id},
         "?since=1h": {mine.id, failed.id},
         "?until=2001-01": set(),
@@ -51,6 +56,8 @@ async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDat
         assert (status, {each.id for each in (mine, failed) if f"/requests/{each.id}" in text}) == (200, found), query
     status, _ = await browser.get(f"/requests?id={mine.id}")
     assert (status, browser.headers["Location"]) == (303, f"/requests/{mine.id}")
+    status, _ = await browser.get("/requests?reference=order/7")  # whose it is, the search finds out
+    assert (status, browser.headers["Location"]) == (303, "/search?q=order/7")
     for query in ("?since=yesterday", "?outcome=x", "?since=2026-11-22&until=2026-11-21", "?after=x"):
         status, text = await browser.get(f"/requests{query}")
         assert (status, 'role="alert"' in text or "That did not work" in text) == (400, True), query
@@ -216,3 +223,6 @@ async def test_errors_are_counted_by_code_model_and_channel(house: House, rows: 
     _, text = await browser.get("/errors?since=1h")
     assert all(part in text for part in ("that another attempt covered", "c7", "c8", "60.0 %"))
     assert "66.7 %" in (await browser.get("/errors?since=24h"))[1]
+    _, text = await browser.get("/errors?since=1h&sort=error_code")
+    assert text.index(">token_<wbr>invalid<") < text.index(">upstream_<wbr>timeout<")
+    assert 'aria-sort="ascending"><a href="?since=1h">Code</a>' in text

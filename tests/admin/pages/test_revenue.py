@@ -64,12 +64,14 @@ async def test_a_month_is_added_up_by_group_and_times_have_buttons(house: House,
         assert part in text, part
 
 
-async def test_lines_are_sorted_by_what_is_chosen(house: House, rows: UsageDatabase) -> None:
+async def test_lines_are_sorted_by_their_headings(house: House, rows: UsageDatabase) -> None:
     browser = await house.browser()
     rows.write(
         [end(arrival(), account="many", charge_micros=1) for _ in range(3)]
         + [end(arrival(), account="dear", charge_micros=9)]
     )
-    for sort, first, last in (("", "dear", "many"), ("charge_micros", "dear", "many"), ("requests", "many", "dear")):
+    for sort, first, last in (("", "dear", "many"), ("-charge_micros", "dear", "many"), ("-requests", "many", "dear")):
         _, text = await browser.get(f"/money?by=account&sort={sort}")
         assert text.index(f">{first}</a>") < text.index(f">{last}</a>"), sort
+    assert 'aria-sort="descending"><a href="?by=account">Requests</a>' in text
+    assert '<a href="?by=account&amp;sort=-charge_micros">Charge</a>' in text
