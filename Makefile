@@ -6,7 +6,7 @@ LOCK := deploy/requirements.lock
 COMPILED := $(wildcard gateway/*/*.pxd)
 
 # Tests of what is compiled, which run a second time as Python. The source is one: what may differ is how C reads it.
-PURE := $(patsubst %,tests/chat/test_%.py,chunks events plain_events reply_events sse template) \
+PURE := $(patsubst %,tests/chat/test_%.py,events sse template) \
   $(patsubst %,tests/proxy/test_%.py,chunk_hooks chunks relay upstream) $(patsubst %,tests/whole/test_%.py,stream tiny_pieces)
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.

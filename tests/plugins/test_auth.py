@@ -21,9 +21,10 @@ from gateway.store.pepper import pepper_of
 from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, run_end, run_request, services, started
+from plugins import pacing
 from plugins.auth import Auth
-from plugins.pacing import REFUSALS_PER_S
-from tests.patience import wait_until
+from plugins.pacing import REFUSALS_PER_S, PacedRefusals
+from tests.patience import PATIENCE_S, wait_until
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
@@ -315,3 +316,42 @@ async def test_addresses_of_one_ipv6_network_count_as_one(given: Services) -> No
 def test_a_setting_that_would_refuse_every_request_is_refused() -> None:
     with pytest.raises(ValueError, match="wrong_tokens_per_minute"):
         Auth(wrong_tokens_per_minute=0)
+
+
+def is_delayed(refusals: PacedRefusals, caller: str) -> bool:
+    """Return whether a refusal of the caller waits."""
+    waiting = refusals.wait(caller)
+    try:
+        waiting.send(None)
+    except StopIteration:
+        return False
+    waiting.close()
+    return True
+
+
+async def test_refusals_beyond_a_number_a_second_wait_and_those_of_others_do_not() -> None:
+    refusals = PacedRefusals()
+    delayed = [is_delayed(refusals, "alice") for _ in range(40)]
+    assert delayed[: pacing.REFUSALS_PER_S] == [False] * pacing.REFUSALS_PER_S
+    assert all(delayed[-10:])
+    assert not is_delayed(refusals, "bob")
+
+
+async def test_no_refusal_waits_for_long() -> None:
+    refusals = PacedRefusals()
+    for _ in range(10_000):
+        is_delayed(refusals, "alice")
+    async with asyncio.timeout(PATIENCE_S):
+        await refusals.wait("alice")
+
+
+async def test_only_so_many_refusals_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "MAX_DELAYED", 2)
+    refusals = PacedRefusals()
+    waiting = [asyncio.create_task(refusals.wait("alice")) for _ in range(30)]
+    await asyncio.sleep(0)
+    assert sum(not task.done() for task in waiting) == 2
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert not is_delayed(refusals, "bob")

@@ -1,25 +1,31 @@
-"""The process that sends alerts: killed at any moment it loses nothing, and it takes up what the parent adopted."""
+"""The process that sends alerts loses nothing; a sink that takes no turn is ended; a data folder has one gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.alerts import event
 from gateway.alerts.event import EventClaim, Outbox
 from gateway.alerts.sender import AT_ONCE, LEASE_S
 from gateway.alerts.signature import VARIABLE
+from gateway.base.errors import GatewayError, Misconfigured
 from gateway.config.schema import load
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime.handover import Handover, Offer
 from gateway.serve import alert_sender
+from gateway.serve.serve import NAME, InstanceLock, SinkWatch
 from gateway.store.client.client import Client
+from gateway.usage import completeness
 from tests.alerts.receiver import NEVER, OK, SECRET, receiving
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S, wait_until
@@ -135,3 +141,59 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(
         assert len({received.id for received in shop.got}) == 20
         stop.set()
         await asyncio.wait_for(task, PATIENCE_S)
+
+
+def test_a_sink_that_hangs_is_logged_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gateway.serve.serve.time.monotonic", lambda: now[0])
+    (tmp_path / completeness.LOCK).touch()
+    killed: list[float] = []
+    watch = SinkWatch(tmp_path, lambda: killed.append(now[0]))
+
+    def pass_s(seconds: int, *, turns: bool) -> list[str]:
+        with capture_logs() as logs:
+            for _ in range(seconds):
+                now[0] += 1
+                if turns:
+                    completeness.turn(tmp_path)
+                watch.look()
+        return [entry["event"] for entry in logs]
+
+    assert pass_s(400, turns=True) == []
+    assert pass_s(100, turns=False) == ["sink_hangs"]
+    assert pass_s(1, turns=True) == ["sink_goes_on"]
+    assert pass_s(301, turns=False) == ["sink_hangs", "sink_killed"]
+    assert len(killed) == 1
+    now[0] += 10_000  # this process was stopped, too
+    assert pass_s(1, turns=False) == []
+
+
+SECOND = "import sys, pathlib; from gateway.serve.serve import InstanceLock; InstanceLock(pathlib.Path(sys.argv[1]))"
+
+
+def second(folder: Path) -> str:
+    """Return the error of a claim by another process, empty if it succeeds."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SECOND, str(folder)], capture_output=True, text=True, check=False, timeout=60
+    )
+    return ended.stderr
+
+
+def test_a_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    claim = InstanceLock(tmp_path)
+    if os.fork() == 0:  # a child does not hold the lock, nor release it when it ends
+        os._exit(0)
+    os.wait()
+    said = second(tmp_path)
+    assert f"data: this very gateway already runs (pid {os.getpid()}, since 20" in said
+    assert f"with {tmp_path}: stop it" in said
+    claim.release()
+    assert second(tmp_path) == ""
+    assert (tmp_path / NAME).exists()
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(GatewayError, match=f"data: cannot use {tmp_path}/{NAME}: Is a directory") as refused:
+        InstanceLock(tmp_path)
+    assert isinstance(refused.value, Misconfigured)

@@ -1,4 +1,4 @@
-"""Peppers: generated once, readable by their owner alone, and rotated without a restart."""
+"""Peppers: generated once, readable by their owner alone, rotated without a restart. The layout of a store is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.base.errors import GatewayError, Misconfigured, StoreAway
-from gateway.store import pepper
+from gateway.store import layout, pepper
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.pepper import (
@@ -291,3 +291,23 @@ def test_one_command_at_a_time_changes_the_pepper_of_a_folder(tmp_path: Path) ->
         pass
     with changing(tmp_path):
         pass
+
+
+async def test_a_store_without_data_gets_the_layout_of_this_version(client: Client) -> None:
+    await layout.check(client)
+    assert await client.call("GET", layout.KEY) is None, "a check writes nothing"
+    for _ in range(2):
+        await layout.ensure(client)
+        assert await client.call("GET", layout.KEY) == str(layout.LAYOUT).encode()
+    await layout.check(client)
+
+
+@pytest.mark.parametrize("other", [layout.LAYOUT - 1, layout.LAYOUT + 1, "other"])
+async def test_a_store_of_another_layout_is_refused_and_stays_as_it_is(client: Client, other: int | str) -> None:
+    await client.call("SET", layout.KEY, other)
+    for refused in (layout.ensure, layout.check):
+        with pytest.raises(
+            Misconfigured, match=f"is in layout {other}, this version reads layout {layout.LAYOUT} alone"
+        ):
+            await refused(client)
+    assert await client.call("GET", layout.KEY) == str(other).encode()
