@@ -37,8 +37,8 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
+from tests.whole.test_channel_requests import certificates, context
 from tests.whole.test_stream import STREAM
-from tests.whole.test_upstream_tls import certificates, context
 
 __all__ = ["certificates"]  # fixtures
 

@@ -1,4 +1,4 @@
-"""The benchmark: every variant of the chain carries its load, every part is estimated, and targets are judged and written.
+"""The benchmark carries its load, estimates every part, and judges targets; the count of instructions finds what is too much.
 
 Nothing here measures: figures of a short load on a busy machine mean nothing.
 """
@@ -18,6 +18,7 @@ from tests.bench.bench import BEFORE, Bench, Run
 from tests.bench.distant_store import distant_store
 from tests.bench.estimate import Estimate
 from tests.bench.gateways import API_KEY, OURS, Ours
+from tests.bench.instructions import SLACK, exceeded, table
 from tests.bench.parts import PARTS, SHORT, TABLE, VARIANTS
 from tests.bench.process import ROOT
 from tests.bench.report import write
@@ -105,3 +106,21 @@ def test_a_mistake_of_the_user_is_one_line(words: tuple[str, ...], said: str) ->
     run = subprocess.run([sys.executable, "-m", "tests.bench.run", *words], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 2
     assert said in run.stderr.splitlines()[-1]
+
+
+def test_a_figure_above_the_budget_is_found_beyond_the_slack() -> None:
+    allowed = {"request": 100_000, "event": 1000}
+    within = {"request": int(100_000 * SLACK), "event": 1}
+    assert exceeded(within, allowed) == []
+    beyond = within | {"event": 1051}
+    assert exceeded(beyond, allowed) == ["event"]
+    assert "event: more than 5 % above the budget" in table(beyond, allowed)
+    assert exceeded(beyond, None) == []
+    assert "none" in table(beyond, None)
+
+
+def test_help_says_what_is_counted() -> None:
+    command = [sys.executable, "-m", "tests.bench.instructions", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--json" in shown
+    assert "budget" in shown

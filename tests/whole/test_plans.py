@@ -32,7 +32,7 @@ from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.usage_logger import UsageLogger
 from tests.patience import PATIENCE_S
-from tests.whole.test_known_tokens import charge_of
+from tests.whole.test_revocation_early import charge_of
 
 REQUESTS = int(os.environ.get("PLAN_REQUESTS", "120"))
 SEED = int(os.environ.get("PLAN_SEED", random.randrange(1 << 32)))

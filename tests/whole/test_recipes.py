@@ -1,4 +1,4 @@
-"""The recipes of gateway/docs/recipes.md are run as they stand there, at the store of a gateway."""
+"""Commands that the documents show are run as they stand there, at a store; the store of compose.yaml ends when it is asked to."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
+import yaml
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.embedded import EmbeddedStore
-from tests.cli.processes import demo_in, free_port, gateway, serving
-from tests.patience import PATIENCE_S
+from gateway.store.client.client import Client
+from gateway.store.embedded import EmbeddedStore, find_server
+from tests.cli.processes import children, demo_in, free_port, gateway, serving
+from tests.patience import PATIENCE_S, wait_until
 from tests.test_docs import blocks
 from tests.whole.api import admin_token, api_of
 from tests.whole.raw import ask, chat
@@ -154,3 +158,77 @@ async def test_a_shop_in_node_credits_a_customer_once(tmp_path: Path) -> None:
             assert (balance, url.startswith(f"http://127.0.0.1:{port}/enter?ticket=")) == ("20000000", True)
         status, found = await api.call("GET", "/accounts/ext:cus_Q1w2E3")
         assert (status, found["balance_micros"]) == (200, 20_000_000)
+
+
+README = Path(__file__).parent.parent.parent / "deploy" / "store.md"
+
+
+def commands() -> list[list[str]]:
+    """Return what the document sends to the store."""
+    return [line.split() for line in re.findall(r"redis-cli -s \S+/store\.sock (.*)", README.read_text())]
+
+
+@asynccontextmanager
+async def stored(data: Path) -> AsyncIterator[Client]:
+    store = EmbeddedStore.start(data)
+    client = Client.connect(store.url, timeout_s=PATIENCE_S, connections=1)
+    try:
+        yield client
+    finally:
+        await client.close()
+        store.stop()
+
+
+async def test_the_commands_of_the_document_let_the_store_write_what_older_servers_read(tmp_path: Path) -> None:
+    *changes, status = commands()
+    before, after = (tmp_path / name / "appendonlydir" for name in ("before", "after"))
+    async with stored(before.parent) as client, asyncio.timeout(PATIENCE_S):
+        await client.call("SET", "balance", "500")
+        for command in changes:
+            await client.call(*command)
+        while not list(before.glob("*.base.aof")) or (await client.call(*status))["aof_rewrite_in_progress"]:
+            await asyncio.sleep(0.02)
+        await client.call("SET", "later", "7")
+    assert not list(before.glob("*.rdb")), "older servers refuse its version"
+    for file in before.glob("*.aof"):
+        assert file.read_bytes().startswith(b"*"), f"{file.name} holds no plain commands"
+    shutil.copytree(before, after)
+    async with stored(after.parent) as client:
+        assert [await client.call("GET", key) for key in ("balance", "later")] == [b"500", b"7"]
+
+
+COMPOSE = Path(__file__).parent.parent.parent / "deploy" / "compose.yaml"
+
+
+def namespaces_allowed() -> bool:
+    program = shutil.which("unshare")
+    return program is not None and subprocess.run([program, "-pf", "true"], capture_output=True).returncode == 0
+
+
+def shell_command(folder: Path) -> list[str]:
+    """Return the service's command, as compose passes it on, with its data in `folder` and no TCP port."""
+    shell, option, script = yaml.safe_load(COMPOSE.read_text())["services"]["valkey"]["command"]
+    assert "dir /data" in script
+    script = script.replace("$$", "$").replace("dir /data", f"dir {folder}\nport 0\nunixsocket {folder}/store.sock")
+    return [shell, option, script]
+
+
+@pytest.mark.skipif(not namespaces_allowed(), reason="no PID namespace may be made here")
+async def test_the_store_ends_at_sigterm_as_the_first_process(tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "valkey-server").symlink_to(find_server())
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "VALKEY_PASSWORD": "letters123"}
+    process = await asyncio.create_subprocess_exec(
+        "unshare", "-pf", "--kill-child", *shell_command(tmp_path), env=environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        await wait_until((tmp_path / "store.sock").exists)
+        (first,) = children(process.pid)
+        assert "letters123" not in children(process.pid)[first]
+        os.kill(first, signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
+        assert (tmp_path / "appendonlydir").is_dir()
+    finally:
+        if process.returncode is None:
+            process.kill()

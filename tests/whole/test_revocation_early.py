@@ -1,16 +1,22 @@
-"""A request whose token is revoked before its answer began gets the error as its response, in each of its waits."""
+"""A token revoked before its answer began ends the request; a worker that remembers a token serves it as it is now."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from gateway import Exchange, Outcome, Plugin
-from gateway.store.tokens import Created
-from gateway.testing import Running
+from gateway import AccountLimits, Exchange, Outcome, Plugin
+from gateway.chain.services import Store
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.accounts import AccountStatus
+from gateway.store.client.client import Client
+from gateway.store.tokens import Created, TokenStatus
+from gateway.testing import Running, configuration, running
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import CREDIT, assert_released, last_end_record, tasks
@@ -224,3 +230,109 @@ async def test_other_requests_of_a_connection_are_refused_as_before(serve: Serve
         await gateway.store.tokens.delete(token.id)
         async with sent(gateway, get("/v1/models", token.token)) as answer:
             assert (await answer).error["code"] == "token_invalid"
+
+
+GROUPS = {"default": {}, "vip": {"ratio": 3}, "closed": {"enabled": False}, "few": {"models": []}}
+
+Change = Callable[[Store, str], Awaitable[object]]
+
+
+async def _delete(store: Store, token_id: str) -> object:
+    return await store.tokens.delete(token_id)
+
+
+CHANGES: dict[str, tuple[Change, int, str, bool]] = {
+    "deleted": (_delete, 401, "token_invalid", False),
+    "disabled": (
+        lambda store, token: store.tokens.set_status(token, TokenStatus.DISABLED),
+        401,
+        "token_disabled",
+        True,
+    ),
+    "suspended": (
+        lambda store, _: store.accounts.set_status("tester", AccountStatus.SUSPENDED),
+        403,
+        "account_inactive",
+        True,
+    ),
+    "in a closed group": (
+        lambda store, _: store.accounts.change("tester", group="closed"),
+        403,
+        "group_forbidden",
+        True,
+    ),
+    "restricted": (lambda store, _: store.accounts.change("tester", models=["other"]), 404, "model_not_found", True),
+    "limited": (
+        lambda store, _: store.accounts.change("tester", limits=AccountLimits(tokens_per_minute=1)),
+        429,
+        "rate_limited",
+        True,
+    ),
+}
+"""What changes, and with which status and code the next request is refused; whether its record names the account."""
+
+
+@pytest.fixture
+async def gateway_with_groups(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    async with FakeUpstream(pace_s=0) as upstream:
+        document = json.loads(configuration(upstream.base_url)) | {"groups": GROUPS}
+        async with running(json.dumps(document), tmp_path, store_url) as gateway_with_groups:
+            yield gateway_with_groups
+
+
+async def charge_of(gateway_with_groups: Running, request_id: str) -> int:
+    record = await gateway_with_groups.store.usage.find(request_id)
+    assert record is not None
+    return record.charge_micros
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_change_counts_from_the_next_request_on(
+    gateway_with_groups: Running, client: Client, change: str
+) -> None:
+    make, status, code, named = CHANGES[change]
+    token = await gateway_with_groups.token()
+    for _ in range(2):
+        assert (await gateway_with_groups.ask(token)).status == 200
+    before = await gateway_with_groups.store.accounts.get("tester")
+    assert before is not None
+    (listed,) = await gateway_with_groups.store.tokens.all_of("tester")
+    await make(gateway_with_groups.store, listed.id)
+    refused = await gateway_with_groups.ask(token)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (status, code)
+    after = await gateway_with_groups.store.accounts.get("tester")
+    assert after is not None
+    assert (after.balance_micros, after.held_micros, after.holds) == (before.balance_micros, 0, 0)
+    assert await client.call("ZCARD", "gw:{tester}:limits:rate-limit:slots") == 0
+    record = await gateway_with_groups.store.usage.find(refused.headers["x-request-id"])
+    assert record is not None
+    assert (record.error_code, record.account) == (code, "tester" if named else "")
+    assert await gateway_with_groups.store.wallet.verify("tester") == []
+
+
+async def test_a_request_is_priced_by_the_group_of_now(gateway_with_groups: Running) -> None:
+    token = await gateway_with_groups.token()
+    charges = [
+        await charge_of(gateway_with_groups, (await gateway_with_groups.ask(token)).headers["x-request-id"])
+        for _ in range(2)
+    ]
+    await gateway_with_groups.store.accounts.change("tester", group="vip")
+    charges.append(await charge_of(gateway_with_groups, (await gateway_with_groups.ask(token)).headers["x-request-id"]))
+    assert charges == [charges[0], charges[0], 3 * charges[0]]
+    assert await gateway_with_groups.store.wallet.verify("tester") == []
+
+
+async def test_an_account_that_is_open_again_is_served_again(gateway_with_groups: Running) -> None:
+    token = await gateway_with_groups.token()
+    for status, expected in ((AccountStatus.SUSPENDED, 403), (AccountStatus.ACTIVE, 200)) * 2:
+        await gateway_with_groups.store.accounts.set_status("tester", status)
+        assert (await gateway_with_groups.ask(token)).status == expected
+
+
+async def test_a_store_that_forgot_everything_refuses_a_known_token(
+    gateway_with_groups: Running, client: Client
+) -> None:
+    token = await gateway_with_groups.token()
+    assert (await gateway_with_groups.ask(token)).status == 200
+    await client.call("FLUSHALL")
+    assert (await gateway_with_groups.ask(token)).status == 401
