@@ -47,7 +47,7 @@ OPERATORS: Final = {
     "audit-none": "/audit?target=nobody",
 }
 """Pages that need nothing but to be opened, and what their pictures are called."""
-CALLERS: Final = {"my": "/my", "my-requests": "/my/requests"}
+CALLERS: Final = {"my": "/my", "my-models": "/my/models", "my-requests": "/my/requests"}
 """Those of callers, which are looked at for one who has called and for one who has not."""
 
 

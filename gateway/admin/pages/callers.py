@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -36,6 +36,7 @@ from gateway.domain.catalogue import Catalogue
 from gateway.domain.exchange import Outcome
 from gateway.domain.facts import Caller
 from gateway.server.own_records import OWN_FIELDS
+from gateway.store.accounts import Account
 from gateway.usage.database import month_before
 from gateway.usage.queries import OWN_SUMS
 
@@ -49,7 +50,7 @@ MOST_EXPORTED: Final = 20_000
 MOST_TOKENS: Final = 100
 """Tokens of an account with which a caller may make no more."""
 EXAMPLE: Final = """\
-curl -N {base_url}/chat/completions -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' \\
+curl -N {base_url}/chat/completions -H "Authorization: Bearer {token}" -H 'Content-Type: application/json' \\
   -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -67,12 +68,7 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
     held = await tokens.list_(view.client, name, query=TokenList(limit=MOST_TOKENS))
     period, first, last = _period(view)
     used = await own.usage(view.client, name, first, last)
-    config, catalogue = view.client.config, Catalogue(view.client.config)
-    caller = Caller(name, "", account.group, account_models=account.models or None)
-    named = [(name, catalogue.aliases.get(name, name)) for name in catalogue.visible(caller)]
-    models = [(name, catalogue.price(model, account.group), catalogue.models[model]) for name, model in named]
-    portal = config.portal or PortalSettings()
-    base_url = portal.base_url or f"{base(config.listen)}/v1"
+    portal = view.client.config.portal or PortalSettings()
     return view.page(
         "my_account.html",
         status,
@@ -87,16 +83,33 @@ async def show(view: View, problem: str | None = None, opened: str = "", status:
         tokens=held,
         spent={line["token_id"]: line["charge_micros"] for line in used.tokens},
         names={each.id: each.name for each in held.data},
-        models=models,
-        ratio=models[0][1].ratio if models and models[0][1] else 1,
-        base_url=base_url,
         help=portal.help,
-        example=EXAMPLE.format(base_url=base_url, model=models[0][0]) if models else "",
         form=view.form if opened else Form({}),
         problem=problem,
         opened=opened,
         once=secrets.token_urlsafe(12),
     )
+
+
+async def models(view: View) -> web.Response:
+    """Show the models that the account may use, with their prices, and how they are called."""
+    account = await own.account(view.client, view.user.account, view.user.token)
+    return view.page("my_models.html", **offer(view, account))
+
+
+def offer(view: View, account: Account, text: str = "TOKEN") -> dict[str, Any]:
+    """Return the models of an account, and a command that calls the first of them with the text of a token, for templates."""
+    config, catalogue = view.client.config, Catalogue(view.client.config)
+    caller = Caller(account.id, "", account.group, account_models=account.models or None)
+    named = [(name, catalogue.aliases.get(name, name)) for name in catalogue.visible(caller)]
+    models = [(name, catalogue.price(model, account.group), catalogue.models[model]) for name, model in named]
+    base_url = (config.portal or PortalSettings()).base_url or f"{base(config.listen)}/v1"
+    return {
+        "models": models,
+        "ratio": models[0][1].ratio if models and models[0][1] else 1,
+        "base_url": base_url,
+        "example": EXAMPLE.format(base_url=base_url, model=models[0][0], token=text) if models else "",
+    }
 
 
 def _period(view: View) -> tuple[str, date, date]:
@@ -168,6 +181,7 @@ def _checked(request_id: str) -> str:
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", OWN, show),
+    ("GET", f"{OWN}/models", models),
     ("GET", f"{OWN}/usage.csv", usage_as_csv),
     ("GET", f"{OWN}/requests", requests),
     ("GET", f"{OWN}/requests.csv", export),

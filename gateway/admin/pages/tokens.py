@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from gateway.admin.pages import callers
 from gateway.admin.pages.accounts import account_in, check_sure, names_in, problem_of
 from gateway.admin.pages.login import OWN, OWN_SCOPES
 from gateway.admin.pages.view import Page, View, body
-from gateway.base.errors import GatewayError, Refused
+from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.store.accounts import AccountStatus
 
 HOUR_S: Final = 3600
@@ -40,7 +41,7 @@ async def create(view: View) -> web.StreamResponse:
         made = await tokens.create(view.client, account_in(view), body=body(NewToken, name=form["name"], **given))
     except GatewayError as error:
         return await _refused(view, error, "token")
-    return _made(view, made, "")
+    return await _made(view, made, "")
 
 
 async def rotate(view: View) -> web.StreamResponse:
@@ -52,7 +53,7 @@ async def rotate(view: View) -> web.StreamResponse:
         made = await tokens.rotate(view.client, token, body=body(Rotation, overlap_s=overlap))
     except GatewayError as error:
         return await _refused(view, error, f"rotate {token}")
-    return _made(view, made, token)
+    return await _made(view, made, token)
 
 
 async def disable(view: View) -> web.StreamResponse:
@@ -119,8 +120,12 @@ async def _check_room(view: View) -> None:
         raise Refused(409, "conflict", text)
 
 
-def _made(view: View, made: MadeToken, replaced: str) -> web.Response:
-    return view.page("token.html", 201, made=made, replaced=replaced, account=account_in(view), home=_home(view))
+async def _made(view: View, made: MadeToken, replaced: str) -> web.Response:
+    name, example = account_in(view), ""
+    with suppress(StoreAway):  # the token is there, and its text is not shown again
+        if made.token and (account := await view.client.store.accounts.get(name)):
+            example = callers.offer(view, account, made.token)["example"]
+    return view.page("token.html", 201, made=made, replaced=replaced, account=name, home=_home(view), example=example)
 
 
 def _home(view: View) -> str:

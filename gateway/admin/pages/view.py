@@ -335,11 +335,14 @@ def money(micros: int | None) -> Markup:
 
 
 def headline(micros: int | None) -> Markup:
-    """Return an amount as a figure of a card: a large one in hundredths, with all of it where it is pointed at."""
+    """Return an amount as a figure of a card: one unit and more with four decimals, thousands with
+    two, and with all of it where it is pointed at."""
     if micros is None:
         return money(None)
-    large = abs(micros) >= 1000 * MICROS
-    text = f"{micros / MICROS:,.2f}" if large else amount(micros)
+    text = amount(micros)
+    if abs(micros) >= MICROS:  # cut, not rounded up: nobody has more than is said
+        whole, _, decimals = text.partition(".")
+        text = f"{int(whole):,}.{decimals[: 2 if abs(micros) >= 1000 * MICROS else 4].rstrip('0'):0<2}"
     return Markup('<span class="money" title="{}">{}</span>').format(amount(micros), text.replace("-", "\u2212"))
 
 

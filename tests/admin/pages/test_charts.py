@@ -70,6 +70,11 @@ def test_every_bar_is_in_the_plot_and_as_high_as_its_amount(amounts: list[tuple[
 def test_a_large_amount_is_a_short_figure_with_all_of_it_beside() -> None:
     assert headline(123_459_623_456) == '<span class="money" title="123459.623456">123,459.62</span>'
     assert ">\u22120.000123<" in headline(-123)
+    assert [headline(each).partition(">")[2].partition("<")[0] for each in (49_993_196, 4_999_999, 5_000_000)] == [
+        "49.9931",
+        "4.9999",
+        "5.00",
+    ], "cut, and not rounded up"
     assert "unknown" in headline(None)
 
 

@@ -52,7 +52,11 @@ async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) ->
     status, page = await alice.get("/my")
     assert status == 200
     assert "laptop of alice" in page
-    assert "words" in page
+    assert 'href="/my/models"' in page
+    _, page = await alice.get("/my/models")
+    assert all(
+        part in page for part in (">words<", "Bearer TOKEN", "/v1/chat/completions", 'aria-current="page">Models')
+    )
     assert "bob" not in page
     status, listed = await alice.get("/my/requests")
     assert (status, listed.count('href="/my/requests/')) == (200, 1)
