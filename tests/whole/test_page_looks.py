@@ -36,6 +36,7 @@ OPERATORS: Final = {
     "accounts": "/accounts",
     "accounts-none": "/accounts?q=nobody",
     "account": "/accounts/acme",
+    "account-statement": "/accounts/acme/statement",
     "account-new": "/accounts/fresh",
     "account-closed": "/accounts/gone",
     "channels": "/channels",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from gateway.admin.pages.view import Form, Page, Sorting, View, body
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import AccountLimits
+from gateway.usage.database import month_before
 
 LISTED: Final = 50
 LINES: Final = 25
@@ -48,6 +50,8 @@ LAST: Final = 10
 TOKENS: Final = 200
 LONGEST: Final = 10_000
 """Tokens whose spending is read."""
+MONTHS: Final = 3
+"""Months of statements that have a button."""
 WINDOWS: Final = ("day", "week", "month", "total", "session")
 
 
@@ -132,6 +136,31 @@ async def show(
         once=secrets.token_urlsafe(12),
         transaction=f"page-{secrets.token_hex(6)}",
         **more,
+    )
+
+
+async def statement(view: View) -> web.Response:
+    """Show what an account was charged in a month, by model, as a page to print."""
+    name, today = account_in(view), datetime.now(UTC).date()
+    account = await accounts.read(view.client, name)
+    month = view.request.query.get("month", f"{today:%Y-%m}")
+    try:
+        first = date.fromisoformat(f"{month}-01")
+    except ValueError:
+        raise Refused(400, "invalid_request", "This is no month: write it as 2026-11.", param="month") from None
+    wanted = body(SumsQuery, by="model", account=name, since=month, until=month, limit=LONGEST)
+    found = await usage.summary(view.client, query=wanted)
+    last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
+    return view.page(
+        "statement.html",
+        account=account,
+        month=month,
+        months=[month_before(f"{today:%Y-%m}", back) for back in range(MONTHS)],
+        first=first,
+        last=last,
+        unfinished=last >= today,
+        found=found,
+        lines=[*((line, line.model or "none") for line in found.data if line.charge_micros), (found.total, "Total")],
     )
 
 
@@ -276,6 +305,7 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     ("GET", "/accounts", index),
     ("POST", "/accounts", create),
     ("GET", "/accounts/{account}", show),
+    ("GET", "/accounts/{account}/statement", statement),
     ("POST", "/accounts/{account}/credit", credit),
     ("POST", "/accounts/{account}/adjust", adjust),
     ("POST", "/accounts/{account}/refund", refund),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -18,6 +19,7 @@ from gateway.base.errors import Refused
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.steps import run_steps
 from tests.admin.pages.conftest import House, PlainBrowser
+from tests.records import arrival, end, id_at, usage_database
 from tests.store_proxy import StoreProxy
 
 
@@ -131,6 +133,24 @@ async def test_the_list_has_pages_and_is_searched(house: House) -> None:
     _, text = await browser.get("/accounts?q=7%40shop")
     assert ("acc007" in text, "1.234567" in text, "acc008" in text) == (True, True, False)
     assert (await browser.get("/accounts?status=wrong"))[0] == 400
+
+
+async def test_a_statement_has_the_charges_of_a_month_by_model(house: House) -> None:
+    await accounts.create(house.local_client(), body=NewAccount("alice", name="Alice Ltd"))
+    november_ms = round(datetime(2026, 11, 1, tzinfo=UTC).timestamp() * 1000)
+    mine = (("words", 1_250_000, 1), ("words", 1_250_000, 60_000), ("more", 30_000, 1), ("words", 70_000, 0))
+    usage_database(house.store.usage.folder).write(
+        end(arrival(id_at(november_ms - before_ms)), account="alice", model=model, charge_micros=charge)
+        for model, charge, before_ms in mine
+    )
+    browser = await house.browser()
+    status, text = await browser.get("/accounts/alice/statement?month=2026-10")
+    cells = re.findall(r'<td role="cell" data-label="(?:Model|Requests)"[^>]*>([^<]+)</td>', text)
+    assert (status, cells) == (200, ["more", "1", "words", "2", "Total", "3"])
+    assert all(part in text for part in ("Alice Ltd", "2026-10-01 to 2026-10-31", "2.53", "CSV"))
+    assert "the month is not over" not in text
+    assert (await browser.get("/accounts/alice/statement"))[0] == 200
+    assert (await browser.get("/accounts/alice/statement?month=x"))[0] == 400
 
 
 async def test_there_is_no_page_of_an_account_that_is_not_there(house: House) -> None:
