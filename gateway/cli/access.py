@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -53,16 +53,21 @@ async def link(
     if at.api is None and at.config.admin is None:
         raise Misconfigured("the file has `admin: null`, so that there are no pages")
     made = await at.do("links.create", name=name, scopes=tuple(map(Scope, names)) or None)
-    print_link(made, f"{at.api.rstrip('/')}{ENTER}{made.url.partition(ENTER)[2]}" if at.api else made.url, at.as_json)
+    print_link(
+        made,
+        f"{at.api.rstrip('/')}{ENTER}{made.url.partition(ENTER)[2]}" if at.api else made.url,
+        await at.zone(),
+        at.as_json,
+    )
 
 
-def print_link(made: Link, url: str, as_json: bool) -> None:
+def print_link(made: Link, url: str, zone: tzinfo, as_json: bool) -> None:
     """Print the address of a link, for people or for scripts."""
     if as_json:
         print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
         typer.echo(url)
-        typer.echo(f"It lets one person in, once, until {local(made.expires_at, UTC)}.", err=True)
+        typer.echo(f"It lets one person in, once, until {local(made.expires_at, zone)}.", err=True)
 
 
 async def account_link(at: At, account_id: IdArgument) -> None:
@@ -77,7 +82,7 @@ async def account_link(at: At, account_id: IdArgument) -> None:
     from gateway.admin.actions.links import portal_of
 
     made = await at.do("links.own", await at.account(account_id))
-    print_link(made, made.url, at.as_json)
+    print_link(made, made.url, await at.zone(), at.as_json)
     if not at.api and (portal := portal_of(at.config)) and not _answers(portal):
         print_notes([f"nothing answers at {portal}: a gateway serves `portal:` once it has been started with it"])
 

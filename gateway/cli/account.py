@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -103,7 +103,7 @@ async def create(
     if credit is not None:
         await at.do("money.credit", made.id, transaction=f"opening-{made.id}", amount_micros=credit)
         made = await at.do("accounts.read", made.id)
-    print_account(made, at.as_json)
+    await print_account(at, made)
 
 
 @command(account, "list")
@@ -209,7 +209,7 @@ async def refund(
         else "is refunded"
     )
     typer.echo(f"{amount(-booked.amount_micros)} {told}.", err=True)
-    print_account(await at.do("accounts.read", name), at.as_json)
+    await print_account(at, await at.do("accounts.read", name))
 
 
 async def _booked(at: At, action: str, account_id: str, **fields: Any) -> None:
@@ -218,7 +218,7 @@ async def _booked(at: At, action: str, account_id: str, **fields: Any) -> None:
     booked = await at.do(action, name, **fields)
     if booked.booked_before:
         typer.echo(f"The transaction `{booked.transaction}` was booked before: nothing was changed.", err=True)
-    print_account(await at.do("accounts.read", name), at.as_json)
+    await print_account(at, await at.do("accounts.read", name))
 
 
 @command(account, "set")
@@ -263,7 +263,7 @@ async def set_(
         external_id=given(external_id),
         name=given(name),
     )
-    print_account(changed, at.as_json)
+    await print_account(at, changed)
 
 
 @command(account)
@@ -273,7 +273,7 @@ async def suspend(at: At, account_id: IdArgument) -> None:
     Example: `gateway account suspend alice`
     """
     name = await at.account(account_id)
-    print_account(await at.do("accounts.change", name, status="suspended"), at.as_json)
+    await print_account(at, await at.do("accounts.change", name, status="suspended"))
 
 
 @command(account)
@@ -283,7 +283,7 @@ async def resume(at: At, account_id: IdArgument) -> None:
     Example: `gateway account resume alice`
     """
     name = await at.account(account_id)
-    print_account(await at.do("accounts.change", name, status="active"), at.as_json)
+    await print_account(at, await at.do("accounts.change", name, status="active"))
 
 
 async def _close(at: At, account_id: str) -> str:
@@ -297,19 +297,19 @@ async def close(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account close alice --yes`
     """
-    print_account(await at.do("accounts.close", await at.account(account_id)), at.as_json)
+    await print_account(at, await at.do("accounts.close", await at.account(account_id)))
 
 
 OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
 """Columns that are left out where the terminal has no room, the first one first."""
 
 
-def print_account(account: Account, as_json: bool) -> None:
+async def print_account(at: At, account: Account) -> None:
     """Print an account, for people or for scripts."""
-    if as_json:
+    if at.as_json:
         print_json(json_of(account))
     else:
-        print_fields(fields_of(account))
+        print_fields(fields_of(account, await at.zone()))
 
 
 def json_of(account: Account) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def json_of(account: Account) -> dict[str, Any]:
     return {name: getattr(account, name) for name in Account.__struct_fields__}
 
 
-def fields_of(account: Account, zone: tzinfo = UTC) -> dict[str, str]:
+def fields_of(account: Account, zone: tzinfo) -> dict[str, str]:
     """Return what people read of an account, by its names."""
     own = {
         "name": account.name,

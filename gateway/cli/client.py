@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast, get_type_hints
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast, get_type
 import typer
 from msgspec import UNSET
 
-from gateway.base.errors import Misconfigured
+from gateway.base.errors import GatewayError, Misconfigured
 from gateway.base.ids import EXTERNAL
 from gateway.base.text import shown
 from gateway.cli.common import (
@@ -115,10 +115,15 @@ class At:
         return str((await self.do("accounts.read", name)).id) if name.startswith(EXTERNAL) else name
 
     async def zone(self) -> tzinfo:
-        """Return the time zone in which the configuration counts days."""
+        """Return the time zone in which the configuration counts days; UTC where the API does not let this token read it."""
         from gateway.config.schema import time_zone
 
-        return time_zone((self.config if self.api is None else await self.do("served.read_config")).time_zone)
+        try:
+            return time_zone((self.config if self.api is None else await self.do("served.read_config")).time_zone)
+        except GatewayError as error:
+            if error.kind != "refused":
+                raise
+            return UTC
 
     @property
     def config(self) -> Config:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from datetime import UTC
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,7 +154,12 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     columns = ("name", "host", "listens", "last heard of", "state", "differs", "files")
     here = next((each for each in found if each.installation == own), None)
     rows, empty = [_fields(each, here, own) for each in found], "No gateway of the store has run yet."
-    print_lines(rows, columns, _cells, as_json, optional=("files", "differs", "listens"), empty=empty)
+    from gateway.config.schema import time_zone
+
+    zone = time_zone(configuration(config).time_zone)
+    print_lines(
+        rows, columns, lambda row: _cells(row, zone), as_json, optional=("files", "differs", "listens"), empty=empty
+    )
 
 
 @gateways.command("forget")
@@ -219,8 +224,8 @@ def _fields(gateway: KnownGateway, here: KnownGateway | None, own: str) -> dict[
     }
 
 
-def _cells(values: dict[str, Any]) -> list[object]:
-    shown = values | {"differs": ", ".join(values["differs"]) or "-"}
+def _cells(values: dict[str, Any], zone: tzinfo) -> list[object]:
+    shown = values | {"heard_at": local(values["heard_at"], zone), "differs": ", ".join(values["differs"]) or "-"}
     return [shown[name] for name in ("name", "host", "listen", "heard_at", "state", "differs", "files")]
 
 

@@ -508,7 +508,9 @@ async def _told(at: At, request_id: str) -> None:
     else:
         from gateway.admin.actions.requests import heading
 
-        typer.echo(f"{request_id}\n{told.verdict}" if record is None else f"{heading(record)}\n{told.verdict}")
+        typer.echo(
+            f"{request_id}\n{told.verdict}" if record is None else f"{heading(record, await at.zone())}\n{told.verdict}"
+        )
     if record is None:
         raise typer.Exit(EXIT_CODES["not_found"][0])
 

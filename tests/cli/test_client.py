@@ -217,6 +217,11 @@ async def test_what_cannot_be_reached_or_is_not_allowed_is_told_and_never_done_a
     assert (await told("account", "list", "--api", address))[0] == 0
     code, said = await told(*create, "--api", address)
     assert (code, "needs the scope `accounts`" in said) == (1, True)
+    monkeypatch.setenv("GATEWAY_API_TOKEN", TOKEN)
+    said = (await told("management-tokens", "create", "maker", "--scopes", "accounts", "--api", address))[1]
+    monkeypatch.setenv("GATEWAY_API_TOKEN", said.split()[-1])
+    code, said = await told(*create, "--api", address)  # who may not read the time zone gets times in UTC
+    assert (code, re.findall(r"created .*Z", said) != []) == (0, True), said
 
 
 DAY_MS: Final = 86_400_000

@@ -67,7 +67,9 @@ async def test_a_gateway_that_runs_or_is_not_there_is_not_forgotten(books: Books
 async def test_one_of_several_gateways_of_a_host_is_chosen_by_its_name(books: Books) -> None:
     for port, installation in enumerate((AWAY, "1" * 32)):
         await away(books.store.client, installation, heard_s_ago=3600, listen=f"127.0.0.1:{port}")
+    books.file.write_text(f"{books.file.read_text()}\ntime_zone: Asia/Tokyo\n")
     lines = (await said(books, "gateways", "list")).splitlines()
+    assert [line.count("+09:00") for line in lines] == [0, 1, 1]
     assert [line.split()[:3] for line in lines[1:]] == [
         ["00000000", "other-host", "127.0.0.1:0"],
         ["11111111", "other-host", "127.0.0.1:1"],

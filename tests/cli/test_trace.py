@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from datetime import UTC
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from pytest_aiohttp import AiohttpRawServer
 from gateway.admin.actions import usage
 from gateway.admin.actions.remote import Feed, FeedElsewhere, HttpClient
 from gateway.admin.actions.requests import in_words
+from gateway.admin.actions.times import local
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageDatabase
@@ -230,7 +232,7 @@ def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) ->
     record = end(arrival())
     rows.write([record])
     heading, verdict = run("trace", record.id).splitlines()
-    assert heading == f"{record.id}  {record.arrived_at}  chat.completions  account demo, model gpt-4o-mini"
+    assert heading == f"{record.id}  {local(record.arrived_at, UTC)}  chat.completions  account demo, model gpt-4o-mini"
     assert verdict == in_words(record)
     printed = msgspec.json.decode(run("trace", record.id, "--json"))
     assert printed == {"id": record.id, "verdict": in_words(record), "record": msgspec.to_builtins(record)}

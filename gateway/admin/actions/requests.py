@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import tzinfo
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from gateway.admin.actions.accounts import existing
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.times import Since, Until, between
+from gateway.admin.actions.times import Since, Until, between, local
 from gateway.admin.actions.tokens import ShownToken, shown
 from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, Refused
@@ -337,11 +338,11 @@ def steps(record: Record) -> list[StoryStep]:
     return [*found, StoryStep("charge", text)] if (text := _charge(record)) else found
 
 
-def heading(record: Record) -> str:
-    """Return the line above a story."""
+def heading(record: Record, zone: tzinfo) -> str:
+    """Return the line above a story, with the time of the arrival in `zone`."""
     named = (("account", record.account), ("model", record.model), ("model asked for", record.requested_model))
     parts = ", ".join(f"{name} {value}" for name, value in named if value)
-    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {parts}' if parts else ''}"
+    return f"{record.id}  {local(record.arrived_at, zone)}  {record.operation}{f'  {parts}' if parts else ''}"
 
 
 def _arrival(record: Record) -> str:

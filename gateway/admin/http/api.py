@@ -137,7 +137,7 @@ def _decoded(raw: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         decoded = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        _refuse(error, "body")
+        _refuse(error, "body", kind)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise Refused(400, "invalid_request", f"The body is no JSON: {_sentence(str(error))}", param="body") from None
     except RecursionError:
@@ -145,13 +145,15 @@ def _decoded(raw: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     return decoded
 
 
-def _refuse(error: msgspec.ValidationError, where: str) -> NoReturn:
-    """Raise `Refused` with the place that a validation names."""
+def _refuse(error: msgspec.ValidationError, where: str, kind: type[msgspec.Struct] | None = None) -> NoReturn:
+    """Raise `Refused` with the place that a validation names, and the fields of `kind` for one that is unknown."""
     match = _PLACE.match(str(error))
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
     field = _FIELD.search(what)
     place = ".".join(part for part in (path, field[1] if field else "") if part)
     said = f"`{place}`" if place and not field else f"The {where}"
+    if kind is not None and not path and "unknown field" in what:
+        what = f"{what}; there are: {', '.join(each.encode_name for each in msgspec.structs.fields(kind))}"
     raise Refused(400, "invalid_request", f"{said}: {_sentence(what)}", param=_as_param(place) or where) from None
 
 

@@ -52,7 +52,7 @@ async def sent(
         (b'{"id": "al\xffice"}', "body", "no JSON"),
         (b'{"id": "\\ud800"}', "body", "no JSON"),
         (b'\xef\xbb\xbf{"id": "alice"}', "body", "no JSON"),
-        (b'{"id": "alice", "unknown": 1}', "unknown", "contains unknown field `unknown`"),
+        (b'{"id": "alice", "unknown": 1}', "unknown", "contains unknown field `unknown`; there are: id, group,"),
         (b'{"id": "alice", "limits": {"concurrrent": 1}}', "limits.concurrrent", "contains unknown field"),
         (b'{"id": 7}', "id", "expected `str`, got `int`"),
         (b'{"id": "alice", "models": ["a,b"]}', "models[0]", "matching regex"),
