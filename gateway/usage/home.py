@@ -76,11 +76,3 @@ def missing(home: Home, first: str, last: str) -> list[UnusableFile]:
         return []
     found = [path for path in database.files_aside(home) if first <= path.name[len("usage-") :][:7] <= last]
     return list(map(database.lack, found))
-
-
-def identity(home: Home, month: str) -> tuple[int, int]:
-    """Return what differs between two parts of the same month: of a file that was replaced by another one."""
-    if not isinstance(home, Path):
-        return 0, 0
-    status = database.path_of(home, month).stat()
-    return status.st_dev, status.st_ino

@@ -26,7 +26,6 @@ from gateway.admin.actions.action import Actor
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.requests import Filters, Requests
 from gateway.admin.actions.usage import SumsQuery
-from gateway.admin.pages import revenue
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.domain.exchange import Outcome
@@ -188,9 +187,6 @@ async def run(folder: Path, store_folder: Path) -> None:
     try:
         async with Store.open(loaded.config, store.url) as opened:
             local_client = LocalClient(loaded, opened, Actor("bench"))
-            began = time.perf_counter()
-            await revenue.warm(local_client)
-            tell("added up at the start: s", time.perf_counter() - began)
             await measure(local_client)
             await first_lines(local_client)
     finally:

@@ -23,7 +23,7 @@ from gateway.usage.home import postgres as opened
 from gateway.usage.postgres import Postgres
 from gateway.usage.queries import AllRequestsQuery, RequestsQuery, own_sums, page
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, Record
-from gateway.usage.sums import Order, Selected, Summing
+from gateway.usage.sums import Order, Selected, totals
 from tests.postgres import PostgresServer
 from tests.records import COSTED, arrival, end
 
@@ -126,9 +126,8 @@ def ask(home: Postgres) -> None:
     timed("the newest 100 of all", lambda: page(home, AllRequestsQuery(), 100, []))
     timed("an operator's list of an account", lambda: page(home, AllRequestsQuery(account=account()), 100, [], 10_000))
     day = Selected(since_ms=MONTHS["2026-10"], until_ms=MONTHS["2026-10"] + 86_400_000)
-    summing = Summing(home)
-    timed("sums of a day by model, again", lambda: summing.totals(("model",), day, Order(10), []))
-    timed("sums of all by month, again", lambda: summing.totals(("month",), Selected(), Order(10), []))
+    timed("sums of a day by model", lambda: totals(home, ("model",), day, Order(10), []))
+    timed("sums of all by month", lambda: totals(home, ("month",), Selected(), Order(10), []))
     for scope in ("account = 'acct7'", "reference = 'x' AND reference != '' AND account || '' = 'a'", "true"):
         text = (
             f"EXPLAIN SELECT id FROM sluicegate.requests_2026_10 WHERE {scope} AND id < 'g' ORDER BY id DESC LIMIT 20"

@@ -25,7 +25,7 @@ from gateway.usage.database import SUMS, UnusableFile
 from gateway.usage.home import Home
 from gateway.usage.queries import AllRequestsQuery
 from gateway.usage.record import Record
-from gateway.usage.sums import NAMES, TAG, Order, Row, Selected, summing
+from gateway.usage.sums import NAMES, TAG, Order, Row, Selected, totals
 
 SHORT: Final = {"token": "token_id", "error": "error_code"}
 """Names that `by` has for some of `NAMES`."""
@@ -177,7 +177,7 @@ def _selected(query: SumsQuery) -> Selected:
 def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery) -> Summary:
     unusable: list[UnusableFile] = []
     after = _decoded(query.after, len(by)) if query.after else ()
-    found = summing(home).totals(by, selected, Order(query.limit, query.sort, after), unusable)
+    found = totals(home, by, selected, Order(query.limit, query.sort, after), unusable)
     has_more = bool(found.rows) and len(found.rows) == query.limit < found.lines
     return Summary(
         [_line(by, row) for row in found.rows],

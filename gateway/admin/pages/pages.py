@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
@@ -95,8 +94,6 @@ class Pages:
         application.on_cleanup.append(self._unbroken.end)
         application[now.LIVE_STATS] = self._live_stats
         application.on_shutdown.append(self._live_stats.stop)
-        if self._operators:
-            application.cleanup_ctx.append(self._warming)
         add = application.router.add_route
         routes = [
             add("GET", "/static/{name}", self._assets.get),
@@ -122,20 +119,6 @@ class Pages:
             if method == "POST" and path not in shown:
                 routes.append(add("GET", path, self._guarded(_back_to(path, shown))))
         return frozenset(route.resource for route in routes if route.resource is not None)
-
-    async def _warming(self, _: web.Application) -> AsyncIterator[None]:
-        """Read what takes long when it is read first, beside the requests that come meanwhile."""
-
-        async def warm() -> None:
-            try:
-                await revenue.warm(self._client_of(Actor("start", frozenset({Scope.READ})), ""))
-            except GatewayError as error:
-                log.warning("pages_not_warm", reason=str(error))
-
-        task = asyncio.get_running_loop().create_task(warm())
-        yield
-        task.cancel()
-        await asyncio.wait((task,))
 
     async def _channels(self) -> list[ChannelNow]:
         return (await channel_actions.list_(self._client_of(Actor("now", frozenset({Scope.READ})), ""))).data

@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from gateway.admin.actions import usage
-from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.times import between
 from gateway.admin.actions.usage import Summary, SumsQuery
@@ -70,14 +69,6 @@ async def show(view: View) -> web.StreamResponse:
         export="/money.csv?" + urlencode([*(("by", name) for name in by), *terms.items()]),
         models=list(view.client.config.models),
     )
-
-
-async def warm(client: LocalClient) -> None:
-    """Look once at what the page shows of the last 30 days: the sums of days that are over are in memory from then on."""
-    terms = {"since": _first_day()}
-    await usage.summary(client, query=_wanted(["day"], terms, usage.MOST_LINES))
-    for by in (list(GROUPS[:4]), *([name] for name in GROUPS[1:])):
-        await usage.summary(client, query=_wanted(by, terms, LINES))
 
 
 async def export(view: View) -> web.StreamResponse:
