@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from gateway.base.errors import Misconfigured
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table
 from gateway.domain.catalogue import matches
-from gateway.tools.prices import catalogues
-from gateway.tools.prices.catalogues import plain
-from gateway.tools.prices.match import Comparison, compare
+from gateway.tools.prices import Comparison, PriceChange, compare, load, plain
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
-    from gateway.tools.prices.match import PriceChange
 
 prices = typer.Typer(no_args_is_help=True, help="Compare the configured prices with a public catalogue: import.")
 
@@ -64,8 +63,8 @@ def import_(
 
     FILE is LiteLLM's `model_prices_and_context_window.json`. The configuration file is not changed.
 
-    A model is found by the name that its channels' provider has for it, else by its own name. Prices are per million tokens. What
-    the catalogue does not say stays as it is. The exit code is 1 where a price cannot be used.
+    A model is found by its own name, or by the one that a channel has for it, or with any provider before it: `--as` chooses one.
+    Prices are per million tokens; those by the size of the prompt are not compared. The exit code is 1 where a price is of no use.
 
     Examples: `gateway prices import model_prices_and_context_window.json`,
     `gateway prices import catalogue.json --model 'gpt-*' --as gpt-4o=azure/gpt-4o`
@@ -73,7 +72,7 @@ def import_(
     keys = dict(map(_choice, chosen or ()))
     settings = configuration(config)
     names = _names(settings, model or ["*"], keys)
-    result = compare(settings, catalogues.load(file), names, keys, costs=costs)
+    result = compare(settings, load(file), names, keys, costs=costs)
     if as_json:
         _print_json(result)
     else:
@@ -92,62 +91,38 @@ def _names(config: Config, patterns: list[str], chosen: Iterable[str]) -> list[s
 
 def _print(result: Comparison, models: int) -> None:
     rows = [
-        [
-            _place(found.model, found.channel),
-            change.label,
-            _now(change),
-            plain(change.becomes),
-            _factor_of(change),
-            found.key,
-        ]
-        for found in result.found
-        for change in found.changes
+        (
+            _place(each.model, each.channel),
+            each.price,
+            "-" if each.now is None else plain(each.now),
+            plain(each.becomes),
+            _change_of(each),
+            each.entry,
+        )
+        for each in result.changes
     ]
-    same = sum(not found.changes for found in result.found)
     print_table(
         ("model", "price", "now", "catalogue", "change", "entry"),
         rows,
-        empty=f"No price differs: {same} of {models} models are in the catalogue and agree.",
+        empty=f"No price differs: {result.same} of {models} models are in the catalogue and agree.",
     )
     for note in result.notes:
         typer.echo(f"{'wrong' if note.wrong else 'note'}: {_place(note.model, note.channel)}: {note.text}", err=True)
 
 
 def _print_json(result: Comparison) -> None:
-    print_json(
-        {
-            "changes": [
-                {
-                    "model": found.model,
-                    "channel": found.channel,
-                    "price": change.price,
-                    "above": change.above,
-                    "now": None if change.now is None else plain(change.now),
-                    "becomes": plain(change.becomes),
-                    "entry": found.key,
-                }
-                for found in result.found
-                for change in found.changes
-            ],
-            "notes": result.notes,
-        }
-    )
+    changes = [
+        {name: plain(value) if isinstance(value, Decimal) else value for name, value in asdict(each).items()}
+        for each in result.changes
+    ]
+    print_json({"changes": changes, "notes": result.notes})
 
 
 def _place(model: str, channel: str) -> str:
     return f"{model}, channel {channel}" if channel else model
 
 
-def _now(change: PriceChange) -> str:
-    if change.now is None:
-        return "-"
-    return plain(change.now) if change.given else f"- ({plain(change.now)})"
-
-
-def _factor_of(change: PriceChange) -> str:
-    if change.now is None:
-        return "-"
+def _change_of(change: PriceChange) -> str:
     if not change.now:
-        return "from 0"
-    percent = (change.becomes / change.now - 1) * 100
-    return f"{percent:+.1f}%" if abs(percent) < 1000 else f"x{change.becomes / change.now:.0f}"
+        return "-"
+    return f"{(change.becomes / change.now - 1) * 100:+.1f}%"

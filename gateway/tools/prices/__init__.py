@@ -1,1 +1,0 @@
-"""The comparison of configured prices with a public catalogue: `gateway prices import`."""
