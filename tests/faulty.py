@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import ClassVar
@@ -147,14 +146,6 @@ class NeedsOwn(Plugin):
     """Requires a fact that nothing installed provides."""
 
     requires = (Own,)
-
-
-class FailsAtAHeader(Plugin):
-    """Sets a field that exchanges do not have, where the caller sends a header."""
-
-    async def on_request(self, exchange: Exchange) -> None:
-        if tenant := exchange.request.headers.get("X-Tenant"):
-            exchange.tags = {"tenant": tenant}  # type: ignore[attr-defined]
 
 
 class Undeclared(Plugin):
@@ -476,13 +467,6 @@ class LogsItsKey(Plugin):
         return "<LogsItsKey>"
 
 
-class SleepsInRequest(Plugin):
-    """Sleeps in on_request."""
-
-    async def on_request(self, exchange: Exchange) -> None:
-        time.sleep(0.1)  # noqa: ASYNC251
-
-
 class AnswersADict(Plugin):
     """Returns what is no Reply."""
 
@@ -654,16 +638,6 @@ class RepeatsACoroutine(Plugin):
 
     async def _refresh(self) -> None:
         pass
-
-
-class ForgetsToAwait(Plugin):
-    """Sends a command without waiting for it."""
-
-    async def start(self, services: Services) -> None:
-        self._redis = services.redis
-
-    async def on_end(self, exchange: Exchange) -> None:
-        self._redis.call("PING")  # type: ignore[unused-coroutine]
 
 
 class ForgetsToAwaitTheBody(Plugin):

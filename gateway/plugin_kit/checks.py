@@ -35,7 +35,7 @@ from gateway.plugin_kit.finding import (
     limited,
     told,
 )
-from gateway.plugin_kit.leaks import CapturedLog, DebugMode, Printed, leaked
+from gateway.plugin_kit.leaks import CapturedLog, Printed, leaked
 from gateway.plugin_kit.scenarios import ScenarioResult, ScenarioRunner, memory_snapshot
 from gateway.plugin_kit.streams import dialects, streams
 
@@ -72,15 +72,13 @@ class PluginTrial:
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
         with Printed(self.log.lines) as printed:
-            async with DebugMode() as debug:
-                plugin, findings = await self._run()
+            plugin, findings = await self._run()
         if findings[0].passed:
             leaks = list(leaked(plugin, self.log.lines, self.headers))
-            findings.append(Finding.of("awaits", debug.not_awaited, "all that it begins"))
             findings.append(Finding.of("secrets", leaks, "none in `repr`, log or output"))
             if leaks:
                 return findings
-        printed.show(debug.slow)
+        printed.show()
         return findings
 
     async def _run(self) -> tuple[Plugin, list[Finding]]:
@@ -114,12 +112,6 @@ class PluginTrial:
                 if completed.failure is None
                 else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
-        if not problems and (asked := sorted(runner.asked - self.headers.keys())):
-            sent = {**self.headers, **dict.fromkeys(asked, "check")}
-            others = await ScenarioRunner(runner.plugin, runner.providers, self.given.redis, sent, self.body).run(
-                COMPLETED
-            )
-            problems += [f"with the headers that it looks for ({', '.join(asked)}): {each}" for each in others.problems]
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 

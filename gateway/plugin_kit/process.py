@@ -27,6 +27,8 @@ LIMIT_S: Final = 60.0
 """How long all checks of a plugin may take together."""
 STACKS_BEFORE_S: Final = 1.0
 """How long before the limit Python writes to the standard error which lines its threads are at."""
+SLOW_S: Final = 0.5
+"""How long a hook may block until asyncio's debug mode notes it: far longer than a busy machine delays a good one."""
 CHECK: Final = "process"
 """The check that fails where the others do not come to an end."""
 
@@ -81,6 +83,7 @@ def _run(writing: int, checking: Coroutine[Any, Any, list[Finding]]) -> NoReturn
     """Run the tests in the new process, write the result, and end the process at once: what the plugin has left might keep it."""
 
     async def checked() -> NoReturn:
+        asyncio.get_running_loop().slow_callback_duration = SLOW_S
         try:
             findings = await checking
             result = _Result([Finding(each.check, each.passed, plain(each.text)) for each in findings])
@@ -91,7 +94,7 @@ def _run(writing: int, checking: Coroutine[Any, Any, list[Finding]]) -> NoReturn
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.dump_traceback_later(max(0.1, LIMIT_S - STACKS_BEFORE_S), file=2)
-        asyncio.run(checked())
+        asyncio.run(checked(), debug=True)
     except BaseException as error:
         _end(writing, _failed(f"ends with {describe_error(error)}"))
     finally:

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from multidict import CIMultiDict
 
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.chain.entry import PLUGIN_ERRORS, Entry
@@ -37,32 +36,6 @@ HOOK_TIMEOUT_S: Final = 5
 
 Snapshot = dict[str, float]
 """Sizes and numbers by their names, which are fit for a sentence."""
-
-
-class WatchedHeaders(CIMultiDict[str]):
-    """The headers of a request, which note in `asked` what is looked for."""
-
-    def __init__(self, headers: Mapping[str, str], asked: set[str]) -> None:
-        super().__init__(headers)
-        self._asked = asked
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a header."""
-        self._asked.add(key.lower())
-        return super().get(key, default)
-
-    def getall(self, key: str, *default: Any) -> Any:
-        """Return all headers of a name."""
-        self._asked.add(key.lower())
-        return super().getall(key, *default)
-
-    def __getitem__(self, key: str) -> str:
-        self._asked.add(key.lower())
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self._asked.add(str(key).lower())
-        return super().__contains__(key)
 
 
 class ScenarioRunner:
@@ -89,15 +62,10 @@ class ScenarioRunner:
         self._headers = headers
         self._body = body
         self._with_store = store
-        self.asked: set[str] = set()
-        """The names of the headers that the plugin looks for."""
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
         exchange = await self.arrived(ending)
-        exchange.request = msgspec.structs.replace(
-            exchange.request, headers=WatchedHeaders(exchange.request.headers, self.asked)
-        )
         result = ScenarioResult(ending, await self.snapshot(exchange))
         reply = await self._request(exchange, result)
         result.during = await self.snapshot(exchange)

@@ -32,7 +32,7 @@ def test_a_good_plugin_passes_line_by_line() -> None:
     lines = out.splitlines()
     assert lines[0] == "pass  docstring: Refuses requests that the balance cannot cover, and charges each request once."
     assert all(line.startswith("pass  ") for line in lines)
-    assert len(lines) == 17
+    assert len(lines) == 16
     assert err == ""
 
 
