@@ -25,6 +25,7 @@ from gateway.usage.gateways import Others
 from gateway.usage.home import Home, months
 from gateway.usage.record import charge_of
 from gateway.usage.stream import DROPPED
+from gateway.usage.sums import Selected, grouped
 
 SETTLED_MS: Final = 10_000
 """A younger line of the ledger may be there before its record."""
@@ -71,7 +72,7 @@ class Coverage(msgspec.Struct, frozen=True):
 def damage(store: Store) -> list[str]:
     """Return what cannot be read of the journal and of the usage log, a sentence each. Blocks."""
     unusable: list[UnusableFile] = []
-    queries.summary(store.usage.home, (), unusable=unusable)
+    grouped(store.usage.home, (), Selected(), unusable)
     found = store.journal.damage() + [str(error) for error in unusable]
     for path in sorted((store.usage.folder / "unreadable").glob("*")):
         found.append(f"{path} has records that cannot be read or stored: see which requests they were, then delete it")
@@ -80,7 +81,7 @@ def damage(store: Store) -> list[str]:
 
 def charged_in_log(home: Home) -> dict[str, tuple[int, int]]:
     """Return how many requests each account has in the usage log, and their charges, of accounts with any. Blocks."""
-    sums = queries.summary(home, ("account",), unusable=[])
+    sums = grouped(home, ("account",), Selected(), [])
     return {each["account"]: (each["requests"], each["charge_micros"]) for each in sums if each["charge_micros"]}
 
 

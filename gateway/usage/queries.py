@@ -22,7 +22,7 @@ from gateway.base.ids import first_id, utc
 from gateway.base.ids import month as month_of
 from gateway.base.log import log
 from gateway.domain.exchange import Outcome
-from gateway.usage.database import COLUMNS, SUMS, UnusableFile, record_of
+from gateway.usage.database import COLUMNS, UnusableFile, record_of
 from gateway.usage.home import Home, Part, missing, months, opened
 from gateway.usage.record import Record
 from gateway.usage.rollups import ROLLUP_SUMS, STEPS
@@ -35,7 +35,6 @@ START: Final = "0000-00.0"
 _AFTER_ALL_IDS: Final = "g"
 _AFTER_ALL_DAYS: Final = "9"
 
-_MONTH_OF_DAY: Final = slice(len("2026-11"))
 _NEWEST: Final = slice(-2, None)
 """The months that a tail reads."""
 
@@ -159,34 +158,6 @@ def rows(
     unusable += missing(home, month_at(since_ms or 0), last)
 
 
-def summary(
-    home: Home,
-    by: Sequence[str],
-    *,
-    since: str | None = None,
-    until: str | None = None,
-    unusable: list[UnusableFile] | None = None,
-) -> list[dict[str, Any]]:
-    """Return the sums by some of `GROUPS`, sorted by these: dicts with these groups and `SUMS`.
-
-    `since` and `until` are days (`2026-11-21`), both inclusive. `unusable` is as for `select`.
-    """
-    first, last = since or "", until or _AFTER_ALL_DAYS
-    terms = f" GROUP BY {', '.join(by)}" if by else ""
-
-    def rows() -> Iterator[Sequence[Any]]:
-        for month in months(home):
-            if first[_MONTH_OF_DAY] <= month <= last[_MONTH_OF_DAY]:
-                with collecting(unusable), opened(home, month) as part:
-                    if part:
-                        yield from _sums(part, by, terms, (first, last))
-
-    found = merged(rows(), by, SUMS)
-    if unusable is not None:
-        unusable += missing(home, first[_MONTH_OF_DAY], last[_MONTH_OF_DAY])
-    return found
-
-
 class Tail:
     """Follows the files: returns each request that ended once, in the order in which the ends became known.
 
@@ -252,11 +223,6 @@ def _reporting() -> Iterator[None]:
         yield
     except UnusableFile as error:
         log.error("usage_file_unusable", reason=str(error))
-
-
-def _sums(part: Part, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:
-    names = ", ".join([*by, *(f"sum({name})" for name in SUMS)])
-    return part.execute(f"SELECT {names} FROM {part.days} WHERE day >= ? AND day <= ?{terms}", days)  # noqa: S608
 
 
 class AllRequestsQuery(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from gateway.usage import queries
 from gateway.usage.database import months, path_of
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record
+from gateway.usage.sums import Selected, grouped
 from tests.records import arrival, end, id_at
 
 MODELS = ("gpt-4o-mini", "llama-3", "words", "other")
@@ -122,12 +123,12 @@ async def rounds(folder: Path, count: int) -> UsageLog:
 
 def run_queries(folder: Path) -> None:
     some = iter([record.id for record in islice(queries.select(folder, newest_first=True), 1000)])
-    totals = queries.summary(folder, [])[0]
+    totals = grouped(folder, [], Selected(), [])[0]
     size = sum(path_of(folder, name).stat().st_size for name in months(folder))
     tell("kept: requests", totals["requests"])
     tell("kept: bytes for each request", size / totals["requests"])
-    timed("summary --by model,day", lambda: queries.summary(folder, ["model", "day"]))
-    timed("summary --by account,model,day", lambda: queries.summary(folder, ["account", "model", "day"]))
+    timed("summary --by model,day", lambda: grouped(folder, ["model", "day"], Selected(), []))
+    timed("summary --by account,model,day", lambda: grouped(folder, ["account", "model", "day"], Selected(), []))
     timed("show ID", lambda: queries.find(folder, next(some)))
     timed("list --account A --limit 50", lambda: newest_of(folder, "account7"))
 

@@ -22,10 +22,11 @@ from gateway.base.errors import GatewayError, StoreAway
 from gateway.config.schema import Config, UsageSettings
 from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage import clickhouse, queries
+from gateway.usage import clickhouse
 from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
 from gateway.usage.database import COLUMNS, GROUPS, UsageDatabase
 from gateway.usage.log import UsageLog
+from gateway.usage.sums import Selected, grouped
 from tests.patience import PATIENCE_S
 from tests.records import COSTED, arrival, end, usage_database
 
@@ -136,7 +137,7 @@ async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Serve
     ]
     database.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
     assert await drain(copier(server, database)) == 51
-    assert await rolled_up(server) == queries.summary(database.folder, GROUPS)
+    assert await rolled_up(server) == grouped(database.folder, GROUPS, Selected(), [])
 
 
 async def test_a_record_that_is_sent_twice_is_stored_once(server: Server, database: UsageDatabase) -> None:
@@ -144,7 +145,7 @@ async def test_a_record_that_is_sent_twice_is_stored_once(server: Server, databa
     assert await drain(copier(server, database)) == 5
     (database.folder / "clickhouse.place").unlink()
     assert await drain(copier(server, database)) == 5
-    assert await rolled_up(server) == queries.summary(database.folder, GROUPS)
+    assert await rolled_up(server) == grouped(database.folder, GROUPS, Selected(), [])
 
 
 @pytest.mark.parametrize("presumed_first", [True, False])

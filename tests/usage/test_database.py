@@ -38,6 +38,7 @@ from gateway.usage.home import Home, Writer, opened
 from gateway.usage.home import months as months_of
 from gateway.usage.postgres import Postgres
 from gateway.usage.record import MAX_NUMBER, Record
+from gateway.usage.sums import Selected, grouped
 from tests.records import COSTED, arrival, close_open, end, id_at, usage_database, writer
 
 # A row is one request, and the sums by day equal the sum of the closed rows, whatever is written in whatever order.
@@ -50,7 +51,7 @@ def database(home: Home) -> Writer:
 
 
 def rolled_up(home: Home) -> list[dict[str, object]]:
-    return queries.summary(home, GROUPS)
+    return grouped(home, GROUPS, Selected(), [])
 
 
 def check_sums(home: Home) -> None:
@@ -111,7 +112,7 @@ def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: W
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new, end(old), end(new)])
     assert months_of(database.home) == ["2026-12", "2027-01"]
-    assert [day["day"] for day in queries.summary(database.home, ["day"])] == ["2026-12-31", "2027-01-01"]
+    assert [day["day"] for day in grouped(database.home, ["day"], Selected(), [])] == ["2026-12-31", "2027-01-01"]
 
 
 def test_close_crashed_closes_only_old_open_requests(database: Writer) -> None:
@@ -235,7 +236,7 @@ def test_a_damaged_file_is_set_aside_and_a_fresh_one_begun(tmp_path: Path, conte
     with pytest.raises(UnusableFile, match="was damaged and set aside"):
         queries.find(tmp_path, first.id)
     lacks: list[UnusableFile] = []
-    assert [total["requests"] for total in queries.summary(tmp_path, [], unusable=lacks)] == [1]
+    assert [total["requests"] for total in grouped(tmp_path, [], Selected(), lacks)] == [1]
     assert [str(aside) in str(each) for each in lacks] == [True]
 
 

@@ -153,8 +153,6 @@ def test_both_ways_give_the_same(
     monkeypatch.setattr(sums, "_OF_DAYS", set())
     if by:
         assert grouped(sums_database.home, by, wanted, []) == fast
-    if wanted == Selected() and "month" not in by:
-        assert queries.summary(sums_database.home, by) == fast
 
 
 def test_a_time_within_a_day_is_exact(sums_database: Writer) -> None:
@@ -195,7 +193,7 @@ QUERIES_DAY_MS = 86_400_000
 def test_a_folder_that_does_not_exist_has_no_requests(tmp_path: Path) -> None:
     assert queries.find(tmp_path / "none", arrival().id) is None
     assert list(queries.select(tmp_path / "none")) == []
-    assert queries.summary(tmp_path / "none", ["day"]) == []
+    assert grouped(tmp_path / "none", ["day"], Selected(), []) == []
 
 
 @pytest.mark.parametrize("id", ["", "x", "../../../etc/passwd", "ffffffff-ffff-7fff-bfff-ffffffffffff"])
@@ -229,17 +227,11 @@ def test_a_summary_adds_up_everything_that_it_is_not_grouped_by(database: Writer
     sums = {"requests": 3, "prompt_tokens": 33, "completion_tokens": 123, "charge_micros": 369}
     known = {"cached_tokens": 12, "cache_write_tokens": 6, "cost_micros": 300, "margin_micros": 69, "unknown_costs": 0}
     unknown = {**dict.fromkeys(known, 0), "unknown_costs": 3}
-    assert queries.summary(database.home, ["model"]) == [
+    assert grouped(database.home, ["model"], Selected(), []) == [
         {"model": "gpt-4o-mini", "completed": 3, **sums, **known},
         {"model": "llama-3", "completed": 0, **sums, **unknown},
     ]
-    assert [total["requests"] for total in queries.summary(database.home, [])] == [6]
-
-
-def test_a_summary_includes_its_first_and_its_last_day(database: Writer) -> None:
-    database.write(end(arrival(id_at(NEW_YEAR_MS + day * QUERIES_DAY_MS))) for day in range(-2, 3))
-    totals = queries.summary(database.home, ["day"], since="2026-12-31", until="2027-01-02")
-    assert [total["day"] for total in totals] == ["2026-12-31", "2027-01-01", "2027-01-02"]
+    assert [total["requests"] for total in grouped(database.home, [], Selected(), [])] == [6]
 
 
 def polled(tail: queries.Tail) -> list[Record]:
