@@ -287,7 +287,7 @@ class Others(msgspec.Struct, frozen=True):
 
     def may_have_end(self, record: Record) -> list[str]:
         """Return a sentence for each reason why a request that is open here may have ended."""
-        return list(self._ends(arrival_ms(record.id), record.gateway))
+        return [*self.unread, *self._ends(arrival_ms(record.id), record.gateway)]
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each reason why some requests are missing here."""

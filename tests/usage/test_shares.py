@@ -604,6 +604,10 @@ async def test_the_spool_of_this_gateway_is_named(machines: list[Machine]) -> No
     await one.usage.spool.append(encode(end(arrival())))
     (text,) = (await one.usage.ask(an_id(60_000))).unasked
     assert text.startswith("1 files of records wait in the spool of this gateway")
+    begun = arrival()
+    one.sink.database.write([begun])
+    found = await one.usage.ask(begun.id)  # its end may be in that file, too
+    assert (found.record, found.unasked) == (begun, [text])
 
 
 async def test_a_caller_is_told_that_a_gateway_away_may_have_the_end_of_its_request(
