@@ -1,7 +1,7 @@
 cimport cython
 
 cdef class OutputCounter:
-    cdef public Py_ssize_t events, bytes, _measured_events, _measured_least, _unread_bytes, _next, _stride
+    cdef public Py_ssize_t events, bytes, _measured_events, _measured_least, _unread_bytes, _next, _sampled_bytes, _stride
     cdef public double _measured_text
     cdef public list _unmeasured, _samples
     cpdef bint counts(self, Py_ssize_t size)

@@ -60,6 +60,7 @@ class OutputCounter:
         "_measured_least",
         "_measured_text",
         "_next",
+        "_sampled_bytes",
         "_samples",
         "_stride",
         "_unmeasured",
@@ -80,6 +81,7 @@ class OutputCounter:
         self._next = 0
         self._stride = 1
         self._samples: list[bytes] = []
+        self._sampled_bytes = 0
 
     @property
     def all_events(self) -> int:
@@ -101,8 +103,9 @@ class OutputCounter:
         self.events = before + events
         if sampled:
             self._samples.append(data)
+            self._sampled_bytes += size
             self._next = self.events - 1 + self._stride
-            if len(self._samples) == MAX_SAMPLES or sum(map(len, self._samples)) > MAX_SAMPLED:
+            if len(self._samples) == MAX_SAMPLES or self._sampled_bytes > MAX_SAMPLED:
                 self._thin_out()
 
     def counts(self, size: int) -> bool:
@@ -160,6 +163,7 @@ class OutputCounter:
     def _thin_out(self) -> None:
         """Remove every second read of the sample."""
         del self._samples[1::2]
+        self._sampled_bytes = sum(map(len, self._samples))
         self._next = self.events - 1 + self._stride
         self._stride *= 2
 

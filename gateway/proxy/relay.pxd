@@ -6,7 +6,7 @@ from gateway.proxy.caller cimport CallerConnection
 cdef class Relay:
     cdef public object channel, ended, failure, hooks, state, translation
     cdef public object _begin, _caller, _deadline_timer, _drain_timer, _exchange, _loop, _secrets, _source, _stall_timer
-    cdef public bint slowed, streamed, _left
+    cdef public bint slowed, streamed, _left, _over
     cdef public CallerConnection _chunked
     cdef public EventStream events
     cdef public list _collected

@@ -130,6 +130,8 @@ class Relay:
         self._passed_bytes = 0
         """What `passes` has written, and the longest gap before it, until `_note_passed`."""
         self._longest_gap = 0.0
+        self._over = False
+        """`ended` is done, for each event: to ask it costs more."""
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
 
@@ -139,12 +141,14 @@ class Relay:
 
     def wait_again(self) -> asyncio.Future[EndReason]:
         """Return a new future in place of `ended`, for a response that is not a stream and is read elsewhere."""
+        self._over = False
         self.ended = self._loop.create_future()
         return self.ended
 
     def end(self, reason: EndReason) -> None:
         """End the relay, once."""
         self._note_passed()
+        self._over = True
         if not self.ended.done():
             self.ended.set_result(reason)
 
@@ -198,7 +202,7 @@ class Relay:
             or self._received + size > self._max_received
             or self.state is not _RELAYING
             or events.concluded
-            or self.ended.done()
+            or self._over
             or not events.passes(chunk, begin, begin + size)
         ):
             return False
@@ -226,7 +230,7 @@ class Relay:
 
     def _on_data(self, data: bytes) -> bool:
         """Pass on the complete events. Return whether the parser kept data for later."""
-        if self.ended.done():
+        if self._over:
             return False  # the caller gets no more of it, so it must not be counted
         events = self.events
         whole = events.feed(data)

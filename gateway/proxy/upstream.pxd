@@ -5,8 +5,10 @@ from gateway.proxy.relay cimport Relay
 @cython.locals(at=Py_ssize_t, begin=Py_ssize_t, digit=Py_ssize_t, digits=bytes, end=Py_ssize_t, size=Py_ssize_t, pieces=list)
 cpdef bytes whole_chunks(bytes data)
 
-@cython.locals(at=Py_ssize_t, digit=Py_ssize_t, digits=bytes, end=Py_ssize_t, size=Py_ssize_t)
+@cython.locals(at=Py_ssize_t, digit=Py_ssize_t, digits=bytes, end=Py_ssize_t, framed=bint, size=Py_ssize_t, whole=bint)
 cpdef Py_ssize_t begin_of_chunk(bytes data)
+
+cdef char* _received
 
 cdef class ResponseReader:
     cdef public Relay _relay

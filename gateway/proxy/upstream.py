@@ -14,7 +14,6 @@ one. `gateway.proxy.pool` calls the connector.
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import sys
 import time
@@ -41,11 +40,12 @@ LINGER_S: Final = 0.5
 MAX_SURPLUS: Final = 64 * 1024
 """Bytes that may arrive after the answer before the connection is closed."""
 
-_READ: Final = io.BytesIO(bytes(16 * 1024))
-BUFFER: Final = _READ.getbuffer()
+BUFFER: Final = bytearray(16 * 1024)
 """Every read of every upstream goes into this buffer. The data has been copied when the read returns, so that one is enough. Its
-size bounds what a stream holds, and the time of a read. `_READ` copies with fewer objects than a slice makes.
+size bounds what a stream holds, and the time of a read.
 """
+_received = BUFFER
+"""The same as a pointer, where this is compiled: a part of it is copied without further objects."""
 SMALL_READ: Final = 4 * 1024
 """A longer read is counted, and passed on at once only while there are few of them: a whole short answer arrives so. Else the
 connection waits for its turn and is not read meanwhile, as after a read that has filled the buffer, so that more may follow.
@@ -110,8 +110,9 @@ def begin_of_chunk(data: bytes) -> int:
         size = size * 16 + digit
         at += 1
     at += 2
-    whole = size > 0 and at + size + 2 == end and data.startswith(b"\r\n", at - 2) and data.endswith(b"\r\n")
-    return at if whole and data[0] != 0x30 else 0
+    whole = size > 0 and at + size + 2 == end and data[0] != 0x30
+    framed = whole and data[at - 2] == data[end - 2] == 0x0D and data[at - 1] == data[end - 1] == 0x0A
+    return at if framed else 0
 
 
 def whole_chunks(data: bytes) -> bytes:
@@ -325,13 +326,12 @@ class ResponseReader:
 
     # Called by the transport.
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> bytearray:
         return BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
         """Receive the first `nbytes` of `BUFFER`, which a read has filled. Nearly always they are whole chunks."""
-        _READ.seek(0)
-        data = _READ.read(nbytes)
+        data = bytes(_received[:nbytes])
         if self._state is _WAITING:
             self._state = _HEAD
         elif self._state is not _BODY and self.ended:
