@@ -16,8 +16,12 @@ cdef class EventStream:
     cdef public OutputCounter output
     cpdef bint passes(self, bytes data, Py_ssize_t begin, Py_ssize_t end)
     cpdef bytes feed(self, bytes data)
-    @cython.locals(end=Py_ssize_t, count=Py_ssize_t)
+    @cython.locals(end=Py_ssize_t, count=Py_ssize_t, stop=Py_ssize_t)
     cpdef bytes _take_from_boundary(self, bytes data)
+    @cython.locals(end=Py_ssize_t, events=Py_ssize_t)
+    cpdef Py_ssize_t _take_run(self, bytes data)
+    @cython.locals(template=Template, end=Py_ssize_t, events=Py_ssize_t, stop=Py_ssize_t)
+    cpdef tuple _run_of_text(self, bytes data)
     @cython.locals(chunk=Chunk, is_done=bint, relayed=bint, dropped=bint)
     cpdef bytes _take_event(self, bytes event)
     cpdef _note_facts(self, Chunk chunk)

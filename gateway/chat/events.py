@@ -22,7 +22,6 @@ its events are read as they come. What a plugin yields may be of any length.
 from __future__ import annotations
 
 from copy import copy
-from itertools import islice
 from typing import Any, ClassVar, Final
 
 from gateway.chat import sse
@@ -31,6 +30,7 @@ from gateway.chat.sse import (
     IGNORED_EVENTS,
     LongEvent,
     boundary_pattern,
+    end_of_event,
     parse_event,
     plain_events,
     whole_events,
@@ -211,10 +211,10 @@ class EventStream:
         if end == len(data):
             return data
         relayed, count = [data[:end]] if end else [], 0
-        for event in islice(whole_events(data[end:]), MAX_PARSED):
+        while count < MAX_PARSED and (stop := end_of_event(data, end)) > 0:
             count += 1
-            end += len(event)
-            relayed.append(self._take_event(event))
+            relayed.append(self._take_event(data[end:stop]))
+            end = stop
         self._pending += data[end:]
         self.backlog = count == MAX_PARSED and end < len(data)
         return b"".join(relayed)

@@ -7,6 +7,9 @@ cdef class Chunk:
     cdef public bytes id
     cdef public str service_tier
 
+@cython.locals(end=Py_ssize_t)
+cpdef Py_ssize_t end_of_event(bytes data, Py_ssize_t start)
+@cython.locals(end=Py_ssize_t)
 cpdef tuple parse_event(bytes event)
 cpdef Chunk read(bytes name, bytes data)
 cpdef tuple plain_events(bytes data)

@@ -59,6 +59,15 @@ def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[byte
     return _LINE_FEED_BOUNDARY if data.find(b"\r", start) < 0 else EVENT_BOUNDARY
 
 
+def end_of_event(data: bytes, start: int) -> int:
+    """Return where the event that begins at `start` ends, -1 where it is not whole."""
+    end = data.find(b"\n\n", start)
+    if data.find(b"\r", start, end if end >= 0 else len(data)) < 0:  # nearly always
+        return end + 2 if end >= 0 else -1
+    boundary = EVENT_BOUNDARY.search(data, start)
+    return boundary.end() if boundary else -1
+
+
 def whole_events(data: bytes) -> Iterator[bytes]:
     """Yield each event up to the last event boundary."""
     start = 0
@@ -77,8 +86,9 @@ def parse_event(event: bytes) -> tuple[bytes, bytes]:
 
     Old servers of llama.cpp send an error as a field `error`. It is returned as the data of an event with that name.
     """
-    if event.startswith(b"data:") and CARRIAGE_RETURN not in event and event.find(b"\n") == len(event.rstrip(b"\n")):
-        return b"", event[5:].strip()  # nearly always
+    end = len(event) - 2
+    if event.startswith(b"data:") and event.find(b"\n") == end and event.endswith(b"\n") and event.find(b"\r") < 0:
+        return b"", event[5:end].strip()  # nearly always
     name, data = b"", []
     for line in event.removeprefix(BOM_UTF8).splitlines():
         field, _, value = line.partition(b":")

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 from math import ceil, floor
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -72,6 +72,18 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 NONE: Final = Counts()
+Tokens = Annotated[int, msgspec.Meta(gt=0, le=MAX_COUNT)]
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """A usage object of three counts alone, as many upstreams write it."""
+
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    total_tokens: Tokens
+
+
+_plain = msgspec.json.Decoder(_Plain)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -216,6 +228,14 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
 
     A side that is missing is the total less the other one.
     """
+    try:
+        counts = _plain.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    else:
+        output = max(counts.completion_tokens, counts.total_tokens - counts.prompt_tokens)
+        text = bytes(raw)
+        return Counts(counts.prompt_tokens, output, text=text if len(text) <= MAX_KEPT else b"")
     try:
         told = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
