@@ -219,12 +219,14 @@ class InvalidHeader(GatewayError):
 
 def render_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
     """Return the head of a response. `framing`: the lines of the gateway's own. Raises `InvalidHeader`."""
-    lines, values = _lines_of(tuple(headers)), tuple(headers.values())
+    names, values = _lines_of(tuple(headers)), tuple(headers.values())
     text = "".join(values)  # one look at all values together costs less than one at each
-    if lines is None or not ((text.isascii() and text.isprintable()) or all(map(_is_sendable, headers, values))):
+    if names is None or not ((text.isascii() and text.isprintable()) or all(map(_is_sendable, headers, values))):
         raise _invalid(headers)
+    lines = names.copy()
+    lines[1::2] = values
     start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{start}{_date_line(int(time.time()))}{lines % values}{framing}\r\n".encode("latin-1")
+    return "".join((start, _date_line(int(time.time())), *lines, "\r\n", framing, "\r\n")).encode("latin-1")
 
 
 def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -233,14 +235,14 @@ def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 @lru_cache(1024)
-def _lines_of(names: tuple[str, ...]) -> str | None:
-    """Return the lines of headers of these names, with holes for the values; None where one cannot be sent.
+def _lines_of(names: tuple[str, ...]) -> list[str] | None:
+    """Return what stands before each value of headers of these names, with holes for the values; None where one cannot be sent.
 
     Most responses have the same names.
     """
     if not all(_is_valid(name, "") for name in names):
         return None
-    return "".join([f"{name}: ".replace("%", "%%") + "%s\r\n" for name in names])
+    return [text for name in names for text in (f"\r\n{name}: ", "")]
 
 
 def _invalid(headers: Mapping[str, str]) -> InvalidHeader:
@@ -264,7 +266,7 @@ def _is_sendable(name: str, value: str) -> bool:
 
 @lru_cache(1)
 def _date_line(second: int) -> str:
-    """Return the `Date` header line (RFC 9110, 6.6.1)."""
+    """Return the `Date` header line without its end (RFC 9110, 6.6.1)."""
     at = time.gmtime(second)
     day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
-    return f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT\r\n"
+    return f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
