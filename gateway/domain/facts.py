@@ -121,8 +121,9 @@ class Candidate(msgspec.Struct, frozen=True):
 class CircuitBreaker:
     """Decides which candidate may be called now, and learns how calls end. This one admits every candidate.
 
-    For each call: `admit`; then `answered`, `failed` or `unusable`, any number of times; then `left`, once. `wait_s` is called
-    once where no call gave an answer. Only `admit` and `wait_s` may wait. `why_not` and `why_not_alone` are for explanations.
+    For each call: `admit`, unless `admit_at_once` returned a candidate; then `answered`, `failed` or `unusable`, any number of
+    times; then `left`, once. `wait_s` is called once where no call gave an answer. Only `admit` and `wait_s` may wait. `why_not`
+    and `why_not_alone` are for explanations.
     """
 
     async def why_not(self, candidate: Candidate) -> str:
@@ -132,6 +133,10 @@ class CircuitBreaker:
     async def why_not_alone(self, candidate: Candidate) -> str:
         """Return why the candidate may not be called where no other may. The same as `why_not`, but for last resorts."""
         return await self.why_not(candidate)
+
+    def admit_at_once(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Return the first of `candidates` where nothing has to be asked, as nearly always; None where `admit` has to decide."""
+        return None
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         """Return the first of `candidates`, a non-empty sequence, that may be called.

@@ -215,8 +215,10 @@ class UpstreamCall:
 
     async def _open(self, endpoint: Endpoint, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
         """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
-        if not (fresh or self.caller.gone or self.exchange.stopped) and (idle := await endpoint.idle()) is not None:
-            return idle, True
+        if not (fresh or self.caller.gone or self.exchange.stopped):
+            idle = endpoint.at_hand() or await endpoint.idle()
+            if idle is not None:
+                return idle, True
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
@@ -315,7 +317,9 @@ class UpstreamCall:
             ids = self.wire.item_ids(relay.events)
             await self.keeper.end(relay.events.completion_id, ids, self.attempt.usage)
         whole = is_complete(relay, reason)
-        await conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
+        last = conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
+        if last is not None:
+            await self.caller.cut(last)
 
     def _failed(self, code: str) -> None:
         """Tell the circuit breaker that the answer ended before it was whole."""

@@ -70,7 +70,7 @@ def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidat
         attempt.reported = failure.scrubbed(text, candidate.channel.scrubbed)
 
 
-async def conclude(
+def conclude(
     exchange: Exchange,
     caller: CallerConnection,
     relay: Relay,
@@ -78,8 +78,8 @@ async def conclude(
     whole: bool,
     error: bytes | None = None,
     on_failed: Callable[[str], None] | None = None,
-) -> None:
-    """Set the outcome of a stream that has ended, and write what the caller gets of it.
+) -> bytes | None:
+    """Set the outcome of a stream that has ended. Return the last event of one that is to be cut off, else None.
 
     `whole`: nothing is missing. `error`: the upstream's error event. `on_failed` is called with the code of our error where
     the end is the upstream's fault.
@@ -93,12 +93,10 @@ async def conclude(
             on_failed(shown.code)
         if exchange.attempts:
             exchange.attempts[-1].said = failed.said
-        await caller.cut(
-            b""
-            if relay.events.error_relayed
-            else errors_of(exchange.request.path).event(shown, exchange.id, relay.events)
-        )
-    elif relay.state is RelayState.ABANDONED:
+        if relay.events.error_relayed:
+            return b""
+        return errors_of(exchange.request.path).event(shown, exchange.id, relay.events)
+    if relay.state is RelayState.ABANDONED:
         exchange.outcome = Outcome.CALLER_GONE
     elif whole:
         exchange.outcome = Outcome.COMPLETED
@@ -114,9 +112,8 @@ async def conclude(
             on_failed(ours.code)
         watched = relay.hooks if relay.withheld or relay.failure is not None else None
         at_boundary = (watched or relay.events).at_boundary
-        await caller.cut(
-            errors_of(exchange.request.path).event(ours, exchange.id, relay.events) if at_boundary else b""
-        )
+        return errors_of(exchange.request.path).event(ours, exchange.id, relay.events) if at_boundary else b""
+    return None
 
 
 def is_complete(relay: Relay, reason: EndReason) -> bool:

@@ -134,7 +134,8 @@ class Failover:
             if exchange.stopped is not None:
                 raise exchange.stopped
             try:
-                candidate = await route.breaker.admit(untried, exchange.id)
+                breaker = route.breaker
+                candidate = breaker.admit_at_once(untried) or await breaker.admit(untried, exchange.id)
             except Refused as refused:
                 last, untried = _without_channel(last, refused), []
             else:

@@ -186,7 +186,9 @@ class ReplyStream:
             relay.state = RelayState.ABANDONED
         elif relay.failure is not None and self._hooks.failure is None and reason is not EndReason.CALLER_STALLED:
             _log(exchange, "on_request", relay.failure)
-        await conclude(exchange, caller, relay, reason, whole)
+        last = conclude(exchange, caller, relay, reason, whole)
+        if last is not None:
+            await caller.cut(last)
 
     def _prepare(self, gathering: Gathering, relay: Relay) -> EndReason:
         """Prepare the answer of a caller that does not stream."""

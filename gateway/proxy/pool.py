@@ -139,14 +139,18 @@ class Endpoint:
         self._head_of = partial(heads, channel, dialect, forwarded, f"{host}{port}", login if forwarded else "")
         self._heads: dict[WireFormat, dict[str, bytes]] = {}
 
-    async def idle(self) -> UpstreamConnection | None:
-        """Return a connection that was used before, if there is one now."""
-        if self.request.proxy is not None:
-            return None
+    def at_hand(self) -> UpstreamConnection | None:
+        """Return a connection of an answer that has just ended, if there is one."""
         while self._at_hand:
             found, _ = self._at_hand.pop()
             if found.again():
                 return found
+        return None
+
+    async def idle(self) -> UpstreamConnection | None:
+        """Return a connection that was used before, if there is one now."""
+        if self.request.proxy is not None:
+            return None
         while (connection := await self._connector._get(self._key, [])) is not None:
             transport = connection.transport
             if transport is not None and not transport.is_closing():

@@ -63,9 +63,9 @@ PHASES: Final[dict[str, str]] = {
         Client.run Client.submit Client.send SingleServer.submit SingleServer.send Connection.send Connection._flush
         Filled.command""",
     "D replies": "Connection.data_received",
-    "E failover, breaker": "Failover.run AccountBreaker.admit AccountBreaker.answered AccountBreaker.left",
+    "E failover, breaker": "Failover.run AccountBreaker.admit_at_once AccountBreaker.answered AccountBreaker.left",
     "E upstream's connection": """
-        UpstreamCall.run UpstreamCall._send UpstreamCall._open Endpoint.idle UpstreamCall.__init__""",
+        UpstreamCall.run UpstreamCall._send UpstreamCall._open Endpoint.at_hand UpstreamCall.__init__""",
     "E upstream's request": "Body.upstream Endpoint.message",
     "F relay: set up": "UpstreamCall._relay",
     "G head of the answer": "UpstreamCall._begin",

@@ -125,7 +125,7 @@ async def test_a_connection_is_at_hand_until_something_arrives_on_it(*, closes: 
         pool = UpstreamPool()
         endpoint = pool.endpoint(Channel(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"))
         await ask((await endpoint.open(fresh=False))[0])
-        again = await endpoint.idle()
+        again = endpoint.at_hand()
         assert again is not None
         await ask(again)
         assert len(peers) == 1
@@ -134,7 +134,7 @@ async def test_a_connection_is_at_hand_until_something_arrives_on_it(*, closes: 
         else:
             peers[0].write(b"HTTP/1.1 200 OK\r\n\r\n")
         await wait_until(lambda: not again._reusable)
-        assert await endpoint.idle() is None
+        assert endpoint.at_hand() is None
         await pool.close()
         await asyncio.gather(*(peer.wait_closed() for peer in peers), return_exceptions=True)
 

@@ -530,8 +530,11 @@ async def test_a_healthy_channel_without_limits_costs_no_round_trip_and_a_limite
         for number in range(100):
             assert await health.admit([A, B], f"r{number}") is A
         assert await commands(client) - before <= 2 + 20, "only the background task sends commands"
+        assert health.admit_at_once([A, B]) is A
+        assert health.admit_at_once([B, A]) is None, "its limits are the store's to judge"
         assert await health.admit([B, A], "s") is B
         assert await client.call("ZCARD", "gw:{channels}:b:slots") == 1
+        assert [health.in_flight(each) for each in (A, B)] == [101, 1]
 
 
 async def test_a_slot_is_released_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
