@@ -23,7 +23,7 @@ wait for all those of another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -35,11 +35,10 @@ from gateway.chat.request import Body
 from gateway.config.schema import Port
 from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
+from gateway.operations.wire_format import WireFormat
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.scheduler import Turns
 from gateway.server.head import BROKEN, ParsedRequest
-
-JSON: Final = "application/json"
 
 SMALL_SHARE: Final = 16 * 1024
 """A body up to this size is read even where the budget is used up: a few large bodies do not shut out the other callers."""
@@ -50,64 +49,95 @@ SMALL: Final = 64 * 1024
 """Bytes up to which a body is checked at once: the check takes less than a millisecond."""
 
 
-class BodyReader:
-    """Reads the body of one request, and keeps its share of the budget until `release`."""
+class IncomingBody:
+    """The body of one request. It has its share of the budget until the answer begins: then `release` frees what received it."""
 
-    __slots__ = ("_budget", "_port", "_share", "exchange", "owner")
+    __slots__ = ("_budget", "_caller", "_check", "_port", "_request", "_share", "_wire", "exchange")
 
-    def __init__(self, port: Port, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        port: Port,
+        budget: BodyBudget,
+        check: Callable[[bytes | bytearray, WireFormat, str, Exchange | None], Awaitable[Body]],
+        wire: WireFormat | None,
+        request: ParsedRequest,
+        caller: CallerConnection,
+    ) -> None:
+        """Take the head of a request. `check` returns the checked body of an account or an address, and of its exchange."""
         self._port = port
         self._budget = budget
-        self._share = BodyShare(budget, "")
-        self.owner = ""
-        """The account or the address whose share of the budget the body takes. Set by `read`."""
+        self._check = check
+        self._wire = wire
+        self._request = request
+        self._caller = caller
+        self._share: BodyShare | None = None
         self.exchange: Exchange | None = None
-        """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
+        """Whose body it is, until it ends: the exchange refers to its body. To be set before it is read."""
 
-    async def read(self, request: ParsedRequest, caller: CallerConnection, media: str = JSON) -> bytes | bytearray:
-        """Return the whole body, of this type. Raises `Refused`, and `ConnectionError` if the caller left."""
-        self.owner = _owner(self.exchange)
-        self._share.release()  # of an earlier call, which was cancelled
-        self._share = BodyShare(self._budget, self.owner)
+    async def read(self) -> Body:
+        """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
+        wire, exchange, content = self._wire, self.exchange, self._request.content
+        if wire is None or exchange is None or content is None:  # there is none, or it was read and released
+            raise ConnectionResetError
+        if self._share is not None:  # of an earlier call, which was cancelled
+            self._share.release()
+        owner = _owner(exchange)
+        share = self._share = BodyShare(self._budget, owner)
+        try:
+            if isinstance(content, bytes):  # it arrived with its head
+                _check_media(self._request, wire.accepts)
+                self._check_size(len(content), share)
+                raw: bytes | bytearray = content
+            else:
+                raw = await self._receive(content, share, exchange, wire.accepts)
+        except Refused:
+            self._caller.close_after()
+            self._request.protocol.unclear = True
+            raise
+        return await self._check(raw, wire, owner, self.exchange)  # of no exchange where the caller left meanwhile
+
+    async def check(self, raw: bytes) -> Body:
+        """Return the checked body that a plugin has made of it. Raises `Refused`."""
+        if self._share is None or self._wire is None or self.exchange is None:
+            raise ConnectionResetError
+        self._check_size(len(raw), self._share)
+        return await self._check(raw, self._wire, _owner(self.exchange), self.exchange)
+
+    def end(self) -> None:
+        """Give back the body's part of the budget. May be called again."""
+        share, self._share, self.exchange = self._share, None, None
+        if share is not None:
+            share.release()
+
+    def release(self) -> None:
+        """Free the memory that receiving the request needed."""
+        self.end()
+        self._request.release()
+        self._request.protocol.release()
+
+    async def _receive(
+        self, content: StreamReader, share: BodyShare, exchange: Exchange, media: str
+    ) -> bytes | bytearray:
+        """Return the whole body, of this type, where it may have to be waited for."""
+        request = self._request
         try:
             _check_head(request, self._port.max_body, media)
-            self._share.check(request.content_length or 0)
-            await self._decide_first(request)
-            if not request.ordinary and expects_continue(request):
-                caller.send_continue()
-            content = request.content
-            if content is None:  # it was read and released
-                raise ConnectionResetError
-            if isinstance(content, bytes) or content.is_eof():  # the whole body is here: nothing to wait for
-                raw = content if isinstance(content, bytes) else await content.readany()
-                self._check_size(len(raw))
+            share.check(request.content_length or 0)
+            await _decide_first(request, exchange)
+            if expects_continue(request):
+                self._caller.send_continue()
+            if content.is_eof():  # the whole body is here: nothing to wait for
+                raw = await content.readany()
+                self._check_size(len(raw), share)
                 return raw
-            if self.exchange is not None:
-                return await self._collect_unless_stopped(content, self.exchange)
-            return await self._collect(content)
+            return await self._collect_unless_stopped(content, share, exchange)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except BROKEN as error:
             error.__traceback__ = None  # the body's stream keeps the error, and that would keep what was read
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 
-    def fit(self, size: int) -> None:
-        """Hold `size` bytes, of a body that a plugin has changed. Raises `Refused` as `read` does."""
-        self._check_size(size)
-
-    async def _decide_first(self, request: ParsedRequest) -> None:
-        """Let the plugins above decide before a body is read that is large, or may be."""
-        length = request.content_length
-        small = request.is_eof() if length is None else length <= SMALL
-        if not small and self.exchange is not None and self.exchange.hooks is not None:
-            await self.exchange.hooks.before_body()
-
-    def release(self) -> None:
-        """Give the reserved bytes back to the budget. May be called again."""
-        self._share.release()
-        self.exchange = None
-
-    async def _collect_unless_stopped(self, content: StreamReader, exchange: Exchange) -> bytearray:
+    async def _collect_unless_stopped(self, content: StreamReader, share: BodyShare, exchange: Exchange) -> bytearray:
         """Return the body. Raises the error that the exchange is stopped with, as after a revocation."""
         loop = asyncio.get_running_loop()
         try:
@@ -115,13 +145,13 @@ class BodyReader:
                 exchange.on_stop = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
                 if exchange.stopped is not None:
                     raise exchange.stopped
-                return await self._collect(content)
+                return await self._collect(content, share)
         except TimeoutError:
             raise exchange.stopped or TimeoutError from None
         finally:
             exchange.on_stop = None
 
-    async def _collect(self, content: StreamReader) -> bytearray:
+    async def _collect(self, content: StreamReader, share: BodyShare) -> bytearray:
         """Read into one growing buffer: joining pieces at the end would hold the body in memory twice."""
         port, began = self._port, asyncio.get_running_loop().time()
         raw = bytearray()
@@ -131,14 +161,22 @@ class BodyReader:
                 piece = await content.readany()
                 if not piece:
                     return raw
-                self._check_size(len(raw) + len(piece))
+                self._check_size(len(raw) + len(piece), share)
                 raw += piece
                 await asyncio.sleep(0)  # what waits already is returned without a pause
 
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, share: BodyShare) -> None:
         if size > self._port.max_body:
             raise _too_large(self._port.max_body)
-        self._share.grow(size)
+        share.grow(size)
+
+
+async def _decide_first(request: ParsedRequest, exchange: Exchange) -> None:
+    """Let the plugins above decide before a body is read that is large, or may be."""
+    length = request.content_length
+    small = request.is_eof() if length is None else length <= SMALL
+    if not small and exchange.hooks is not None:
+        await exchange.hooks.before_body()
 
 
 def expects_continue(request: ParsedRequest) -> bool:
@@ -146,12 +184,10 @@ def expects_continue(request: ParsedRequest) -> bool:
     return request.headers.get("Expect", "").lower() == "100-continue"
 
 
-def _owner(exchange: Exchange | None) -> str:
+def _owner(exchange: Exchange) -> str:
     """Return whose share of the budget a body takes: the account's, or the address's where there is no account."""
-    if exchange is None:
-        return ""
     caller = exchange.get(Caller)
-    return f"address {network_of(exchange.request.peer)}" if caller is None else f"account {caller.account}"
+    return network_of(exchange.request.peer) if caller is None else f"account {caller.account}"
 
 
 def _check_head(request: ParsedRequest, max_body: int, media: str) -> None:
@@ -160,11 +196,15 @@ def _check_head(request: ParsedRequest, max_body: int, media: str) -> None:
         value.lower() != "identity" for value in headers.getall("Content-Encoding")
     ):
         raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
-    media_type = headers.get("Content-Type", "")
-    if media_type != media and media_type.partition(";")[0].strip().lower() != media:
-        raise Refused(415, "unsupported_media_type", f"Send the header `Content-Type: {media}`.")
+    _check_media(request, media)
     if (request.content_length or 0) > max_body:
         raise _too_large(max_body)
+
+
+def _check_media(request: ParsedRequest, media: str) -> None:
+    media_type = request.headers.get("Content-Type", "")
+    if media_type != media and media_type.partition(";")[0].strip().lower() != media:
+        raise Refused(415, "unsupported_media_type", f"Send the header `Content-Type: {media}`.")
 
 
 def _too_large(max_body: int) -> Refused:
@@ -232,7 +272,9 @@ class BodyBudget:
 
     def take(self, body: BodyShare, owner: str, more: int) -> None:
         """Take `more` bytes for this body."""
-        has = self._owners.setdefault(owner, Owner())
+        has = self._owners.get(owner)
+        if has is None:
+            has = self._owners[owner] = Owner()
         has.held += more
         if has.first is None and body.held + more > SMALL_SHARE:
             has.first = body

@@ -35,7 +35,7 @@ from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.proxy.scheduler import AddressTurns
-from gateway.server.body import SMALL, BodyBudget, BodyReader, LargeBodies, expects_continue
+from gateway.server.body import SMALL, BodyBudget, IncomingBody, LargeBodies, expects_continue
 from gateway.server.connections import Connections, max_descriptor
 from gateway.server.head import ParsedRequest, head_too_large
 from gateway.server.listener import Listener
@@ -170,7 +170,7 @@ class Gateway:
         exchange.whole = operation.wire is not None and length is not None and length <= SMALL and request.is_eof()
         if operation.wire is not None and operation.wire.id_header:
             exchange.response_headers[operation.wire.id_header] = exchange.id
-        body.belongs_to(exchange)
+        body.exchange = exchange
         try:
             await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
         finally:
@@ -274,65 +274,6 @@ def _refuse_with(refusal: Refused) -> LocalHandler:
         raise refusal
 
     return handler
-
-
-class IncomingBody:
-    """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
-
-    __slots__ = ("_caller", "_check", "_reader", "_request", "_wire")
-
-    def __init__(
-        self,
-        port: Port,
-        budget: BodyBudget,
-        check: Callable[[bytes | bytearray, WireFormat, str, Exchange | None], Awaitable[Body]],
-        wire: WireFormat | None,
-        request: ParsedRequest,
-        caller: CallerConnection,
-    ) -> None:
-        """Take the head of a request. `check` returns the checked body of an account or an address, and of its exchange."""
-        self._check = check
-        self._wire = wire
-        self._request = request
-        self._caller = caller
-        self._reader: BodyReader | None = BodyReader(port, budget)
-
-    def belongs_to(self, exchange: Exchange) -> None:
-        """Set whose body it is."""
-        if self._reader is not None:
-            self._reader.exchange = exchange
-
-    async def read(self) -> Body:
-        """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
-        if self._reader is None or self._wire is None:
-            raise ConnectionResetError
-        try:
-            raw = await self._reader.read(self._request, self._caller, self._wire.accepts)
-        except Refused:
-            self._caller.close_after()
-            self._request.protocol.unclear = True
-            raise
-        reader = self._reader  # None where the caller left meanwhile
-        return await self._check(raw, self._wire, reader.owner if reader else "", reader.exchange if reader else None)
-
-    async def check(self, raw: bytes) -> Body:
-        """Return the checked body that a plugin has made of it. Raises `Refused`."""
-        if self._reader is None or self._wire is None:
-            raise ConnectionResetError
-        self._reader.fit(len(raw))
-        return await self._check(raw, self._wire, self._reader.owner, self._reader.exchange)
-
-    def end(self) -> None:
-        """Give back the body's part of the budget. May be called again."""
-        if self._reader is not None:
-            self._reader.release()
-            self._reader = None
-
-    def release(self) -> None:
-        """Free the memory that receiving the request needed."""
-        self.end()
-        self._request.release()
-        self._request.protocol.release()
 
 
 def is_preflight(request: ParsedRequest) -> bool:

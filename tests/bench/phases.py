@@ -47,7 +47,7 @@ PHASES: Final[dict[str, str]] = {
     "A request to exchange": """
         Gateway._handle Gateway._exchange Exchange.__init__ IncomingBody.__init__""",
     "A runner": "ExchangeRunner.run ExchangeRunner._serve",
-    "A body: read": "IncomingBody.read BodyReader.read",
+    "A body: read": "IncomingBody.read",
     "B body: check": "Gateway.check check check_in_steps",
     "C chain in: mechanics": """
         Chain.request RequestHooks.run RequestHooks._plan RequestHooks._send RequestHooks._replies

@@ -21,8 +21,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.proxy.relay import Relay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.runtime.reload import Reloader
-from gateway.server.body import BodyReader, BodyShare
-from gateway.server.gateway import IncomingBody
+from gateway.server.body import BodyShare, IncomingBody
 from gateway.server.head import ParsedRequest
 from gateway.server.listener import SEND_BUFFER
 from gateway.server.protocol import ServerProtocol
@@ -271,7 +270,7 @@ async def test_a_stream_keeps_nothing_of_what_received_its_request(
     body: dict[str, str], gateway_of_pushed: Running
 ) -> None:
     async with streams(gateway_of_pushed, chat(await gateway_of_pushed.token(), body)) as opened:
-        kept = opened.added(HttpRequestParser, RawRequestMessage, StreamReader, web.BaseRequest, BodyReader, BodyShare)
+        kept = opened.added(HttpRequestParser, RawRequestMessage, StreamReader, web.BaseRequest, BodyShare)
         one = opened.added(ParsedRequest, IncomingBody)
     assert kept == dict.fromkeys(kept, 0)
     assert one == dict.fromkeys(one, STREAMS)
