@@ -228,7 +228,8 @@ class BodyShare:
 
     def grow(self, size: int) -> None:
         """Hold `size` bytes in all, if that is more than before. Raises `Refused` as `check` does."""
-        self.check(size)
+        if size > SMALL_SHARE:
+            self.check(size)
         if size > self.held:
             self._budget.take(self, self._owner, size - self.held)
             self.held = size
@@ -243,11 +244,8 @@ class BodyShare:
 class Owner:
     """Bytes that one account, or one address, holds. `first`: the body that its share does not limit."""
 
-    __slots__ = ("first", "held")
-
-    def __init__(self) -> None:
-        self.held = 0
-        self.first: BodyShare | None = None
+    held = 0
+    first: BodyShare | None = None
 
 
 class BodyBudget:
