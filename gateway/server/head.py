@@ -66,12 +66,12 @@ def _name_of(name: str) -> tuple[str, str] | None:
 
 def whole_request(data: bytes) -> Whole | None:
     """Return an ordinary request that some data is; None for any other data."""
-    at, end, size = len(START) - 1, len(data), 0
-    in_path, in_name, in_value = _IN_PATH, _IN_NAME, _IN_VALUE
+    at, end, size, most = len(START) - 1, len(data), 0, MAX_HEADERS
+    text, in_path, in_name, in_value = data, _IN_PATH, _IN_NAME, _IN_VALUE
     if not data.startswith(START):
         return None
     begin = at
-    while at < end and in_path[data[at]]:
+    while at < end and in_path[text[at]]:
         at += 1
     path = data[begin:at].decode("latin-1")
     if at - begin > MOST_PATH or not data.startswith(VERSION, at):
@@ -79,21 +79,21 @@ def whole_request(data: bytes) -> Whole | None:
     at += len(VERSION)
     headers: list[tuple[str, str]] = []
     values: dict[str, str] = {}
-    while not data.startswith(b"\r\n", at):
+    while at + 1 < end and not (text[at] == 0x0D and text[at + 1] == 0x0A):
         begin = at
-        while at < end and in_name[data[at]]:
+        while at < end and in_name[text[at]]:
             at += 1
         known = _name_of(data[begin:at].decode("latin-1"))
-        if known is None or begin == at or not data.startswith(b":", at) or len(headers) == MAX_HEADERS:
+        if known is None or at in (begin, end) or text[at] != 0x3A or len(headers) == most:
             return None
         size += at - begin
         at += 1
-        while at < end and data[at] == 0x20:
+        while at < end and text[at] == 0x20:
             at += 1
         begin = at
-        while at < end and in_value[data[at]]:
+        while at < end and in_value[text[at]]:
             at += 1
-        if not data.startswith(b"\r\n", at) or (at > begin and data[at - 1] == 0x20):
+        if at + 1 >= end or text[at] != 0x0D or text[at + 1] != 0x0A or (at > begin and text[at - 1] == 0x20):
             return None
         value = data[begin:at].decode("latin-1")
         size += at - begin
@@ -101,11 +101,12 @@ def whole_request(data: bytes) -> Whole | None:
         headers.append((known[1], value))
         at += 2
     at += 2
-    length = values.get("content-length", "")
+    length, connection = values.get("content-length", ""), values.get("connection", "keep-alive")
     if (
-        len(values) != len(headers)  # one was sent twice
+        at > end  # the head has no end
+        or len(values) != len(headers)  # one was sent twice
         or not values.get("host")
-        or values.get("connection", "keep-alive").lower() != "keep-alive"
+        or (connection != "keep-alive" and connection.lower() != "keep-alive")
         or not (length.isdigit() and len(length) < 10 and end - at == int(length))
     ):
         return None
