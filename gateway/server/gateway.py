@@ -134,26 +134,29 @@ class Gateway:
 
     async def _handle(self, request: ParsedRequest) -> bool:
         """Answer a request. Return whether its connection may carry another one."""
-        protocol, transport = request.protocol, request.transport
+        protocol, ordinary = request.protocol, request.ordinary
+        transport = protocol.transport
         path = request.raw_path.partition("?")[0]
         if transport is None:  # it was closed between the end of the head and now
             self._on_unserved(request, not protocol.cut_off)
             raise ConnectionResetError
+        http_1_1 = ordinary or request.version >= HttpVersion11
         caller = CallerConnection(
             protocol,
             transport,
-            http_1_1=request.version >= HttpVersion11,
-            keep_alive=request.keep_alive and request.version >= HttpVersion11 and not self.draining,
+            http_1_1=http_1_1,
+            keep_alive=request.keep_alive and http_1_1 and not self.draining,
             bodyless=request.method == "HEAD",
         )
         if path in HEALTH and request.method in ("GET", "HEAD"):
             await self._health(caller, path)
             return caller.keep_alive
-        refusal = self._refusal(request, crowded=protocol.crowded)
-        protocol.unclear = (not request.ordinary and _is_unclear(request)) or (
-            refusal is not None and refusal.status < 500
-        )
-        if refusal is not None or protocol.unclear:
+        refusal = None if ordinary else _refused_head(request, self.port.max_head)
+        unclear = refusal is not None or (not ordinary and _is_unclear(request))
+        if refusal is None and (self.closing or protocol.crowded or self.runner.open >= self.port.max_open):
+            refusal = unavailable()
+        protocol.unclear = unclear
+        if refusal is not None or unclear:
             caller.close_after()
         # A request that every caller would be refused skips the plugins, except those with `sees_misdirected`.
         operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
@@ -163,19 +166,23 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return caller.keep_alive
-        body = IncomingBody(self.port, self.budget, self.check, operation.wire, request, caller)
+        wire = operation.wire
+        body = IncomingBody(self.port, self.budget, self.check, wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
-        length = request.content_length
-        exchange.whole = operation.wire is not None and length is not None and length <= SMALL and request.is_eof()
-        if operation.wire is not None and operation.wire.id_header:
-            exchange.response_headers[operation.wire.id_header] = exchange.id
+        if wire is not None:
+            length = request.content_length
+            exchange.whole = ordinary or (length is not None and length <= SMALL and request.is_eof())
+            if wire.id_header:
+                exchange.response_headers[wire.id_header] = exchange.id
         body.exchange = exchange
         try:
             await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
         finally:
             body.end()
-        protocol.slot.known |= Caller in exchange
+        slot = protocol.slot
+        if not slot.known:
+            slot.known = Caller in exchange
         return caller.keep_alive
 
     def _exchange(
@@ -206,21 +213,6 @@ class Gateway:
         task = asyncio.create_task(self.runner.run(exchange, self.chain, caller, end))
         self._unserved.add(task)
         task.add_done_callback(self._unserved.discard)
-
-    def _refusal(self, request: ParsedRequest, *, crowded: bool) -> Refused | None:
-        """Return why no caller could be served with this head: unclear framing, too large, or no capacity. Else None."""
-        if request.head_bytes > self.port.max_head:
-            return head_too_large(self.port.max_head)
-        coding = request.headers.get("Transfer-Encoding")
-        if request.version not in (HttpVersion10, HttpVersion11):
-            return Refused(400, "invalid_request", "Send the request as HTTP/1.1.")
-        if coding is not None and (coding.lower() != "chunked" or request.version == HttpVersion10):
-            return Refused(
-                400, "invalid_request", "Send the body with Content-Length, or with the one coding `chunked`."
-            )
-        if self.closing or crowded or self.runner.open >= self.port.max_open:
-            return unavailable()
-        return None
 
     async def _health(self, caller: CallerConnection, path: str) -> None:
         ready = not self.draining and (path == "/healthz" or await self.services.store.answers())
@@ -261,6 +253,18 @@ class Gateway:
 
 async def _no_body() -> Body:
     raise ConnectionResetError
+
+
+def _refused_head(request: ParsedRequest, max_head: int) -> Refused | None:
+    """Return why no caller could be served with this head: it is too large, or its framing is unclear. Else None."""
+    if request.head_bytes > max_head:
+        return head_too_large(max_head)
+    coding = request.headers.get("Transfer-Encoding")
+    if request.version not in (HttpVersion10, HttpVersion11):
+        return Refused(400, "invalid_request", "Send the request as HTTP/1.1.")
+    if coding is not None and (coding.lower() != "chunked" or request.version == HttpVersion10):
+        return Refused(400, "invalid_request", "Send the body with Content-Length, or with the one coding `chunked`.")
+    return None
 
 
 def _is_unclear(request: ParsedRequest) -> bool:
