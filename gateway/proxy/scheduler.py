@@ -124,8 +124,7 @@ class AddressTurns(Turns):
 
     def admit(self, address: str) -> bool:
         """Return whether this address may do something now, without waiting for a turn. It may have a word before it."""
-        who = address.rpartition(" ")[2]
-        if who != self._latest:
+        if address != self._latest and (who := address.rpartition(" ")[2]) != self._latest:
             if self._latest:
                 self._shared_until = time.monotonic() + SHARED_S
             self._latest = who

@@ -96,7 +96,8 @@ class Connections:
         if not slot.waits:
             return
         slot.waits = False
-        self.complete_head(slot)
+        if slot.head_bytes:
+            self.complete_head(slot)
         if slot.known:
             del self._known[slot]
         else:

@@ -217,44 +217,44 @@ class ServerProtocol(BaseProtocol):
             self._resume_reading_for_buffer()
         try:
             if isinstance(request, Refused):
-                if self.transport is not None:
-                    self._send_error(self.transport, request)
-            else:
-                self._request = request
-                keep_alive = await self._answered(request)
+                self._send_error(request)
+                return
+            self._request = request
+            self._begun += 1
+            slots = self._shared.slots
+            slots.begin(self.slot)
+            try:
+                keep_alive = await self._shared.handler(request)
+            except Exception as error:
+                self._note_failure(error)
+            finally:
+                slots.wait(self.slot)
+                if self._head_bytes:
+                    slots.add_head(self.slot, self._head_bytes)
+            if not request.is_eof():
+                keep_alive = self.transport is not None and await request.discard_rest(LINGER_S) and keep_alive
         except asyncio.CancelledError:
             self.force_close()
             raise
         finally:
             self.task = self._request = None
-            if keep_alive and not self._close:
-                self._wait_idle()
-                if self._messages:
-                    self._begin_next()
-            else:
+            if not keep_alive or self._close:
                 self._end()
+            elif self._messages:
+                self._begin_next()
+            else:
+                self._wait_idle()
 
-    async def _answered(self, request: ParsedRequest) -> bool:
-        """Answer a request, and read what is left of its body. Return whether the connection may carry another one."""
-        self._begun += 1
-        self._shared.slots.begin(self.slot)
-        try:
-            keep_alive = await self._shared.handler(request)
-        except ConnectionError:
-            return False
-        except Exception:
+    def _note_failure(self, error: Exception) -> None:
+        """Answer with an internal error where no answer has begun, unless the caller has left."""
+        if not isinstance(error, ConnectionError):
             log.exception("internal_error")
-            if self.transport is None or (self.caller is not None and self.caller.started):
-                return False
-            self._send_error(self.transport, internal())
-            keep_alive = False
-        finally:
-            self._note_end()
-        here = request.is_eof() or (self.transport is not None and await request.discard_rest(LINGER_S))
-        return keep_alive and here
+            if self.caller is None or not self.caller.started:
+                self._send_error(internal())
 
     def _begin_next(self) -> None:
-        self.task = self._loop.create_task(self._serve_next(), context=self._shared.context.copy())
+        context = self._shared.context.copy()
+        self.task = asyncio.Task(self._serve_next(), loop=self._loop, name="request", context=context)
 
     def _end(self) -> None:
         """Close the connection, and report the requests that were read and are not served."""
@@ -292,13 +292,6 @@ class ServerProtocol(BaseProtocol):
             self._idle_timer = self._loop.call_at(self._idle_until, self._on_idle)
         else:
             self.force_close()
-
-    def _note_end(self) -> None:
-        """Note that the exchange has ended."""
-        slots = self._shared.slots
-        slots.wait(self.slot)
-        if self._head_bytes:
-            slots.add_head(self.slot, self._head_bytes)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -338,9 +331,8 @@ class ServerProtocol(BaseProtocol):
 
     def release(self) -> None:
         """Free what only a further request needs: the parser, which keeps the last head. It is made again when it is needed."""
-        payload = self._payload
-        if self._rest or (payload is not None and not payload.is_eof()):
-            return  # the parser is inside a request
+        if self._parser is None or self._rest or self._in_body:
+            return  # there is none, or it is inside a request
         self._payload = self._parser = None
         self._malformed |= self._closes
 
@@ -349,7 +341,7 @@ class ServerProtocol(BaseProtocol):
         if self._waits_for_turn:
             self._ahead += data
             return
-        if not WHY_PURE and 0 < len(data) <= LARGE_READ and self._takes_whole(data):
+        if self._parser is None and 0 < len(data) <= LARGE_READ and not WHY_PURE and self._takes_whole(data):
             return
         at, turn_ends = 0, 0.0
         has_turn = self._has_turn
@@ -387,33 +379,25 @@ class ServerProtocol(BaseProtocol):
             has_turn = self._in_body and (self._body_length is not None or time.thread_time() < turn_ends)
 
     def _takes_whole(self, data: bytes) -> bool:
-        """Take a request that is here as a whole, where nothing waits before it. Return whether this is one."""
-        if (
-            self._messages
-            or self._ahead
-            or self._has_turn
-            or self._rest
-            or self._head_bytes
-            or self._in_body
-            or self._close
-            or self._closes
-            or self._malformed
-            or self._parser_keeps
-            or self._reading_paused
-            or self._buffer_paused
-            or (whole := whole_request(data)) is None
-            or whole[2] > self._port.max_head
-            or not self._turns.admit(self._address)
-        ):
+        """Take a request that is here as a whole, where nothing waits before it. Return whether this is one.
+
+        While there is no parser, no part of a request has arrived.
+        """
+        if self._messages or self._ahead or self._close or self._malformed:
             return False
-        began = time.thread_time()
-        self._count_message(valid=True)
+        whole, turns = whole_request(data), self._turns
+        if whole is None or whole[2] > self._port.max_head or not turns.admit(self._address):
+            return False
+        began = 0.0 if turns.alone else time.thread_time()
+        if self._timer is not None or self._head_bytes:
+            self._count_message(valid=True)
         self._requests_seen += 1
-        self._payload, self._ahead_bytes = None, len(data) - len(whole[3])
+        self._ahead_bytes = len(data) - len(whole[3])
         self._messages.append(ParsedRequest.whole(whole, self))
         if self.task is None:
             self._begin_next()
-        self._turns.spend(self._address, began, BEGIN_S)
+        if began:
+            turns.spend(self._address, began, BEGIN_S)
         return True
 
     def _wait_for_turn(self, key: str) -> None:
@@ -590,10 +574,11 @@ class ServerProtocol(BaseProtocol):
         if transport is None or busy:
             return
         self._stop_timer()
-        self._send_error(transport, error)
+        self._send_error(error)
         if transport.can_write_eof():
             transport.write_eof()
         self._timer = self._loop.call_later(LINGER_S, transport.close)
 
-    def _send_error(self, transport: asyncio.Transport, error: Refused) -> None:
-        CallerConnection(self, transport, http_1_1=True, keep_alive=False).refuse(error, new_id(), {}, ERRORS)
+    def _send_error(self, error: Refused) -> None:
+        if self.transport is not None:
+            CallerConnection(self, self.transport, http_1_1=True, keep_alive=False).refuse(error, new_id(), {}, ERRORS)

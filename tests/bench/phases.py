@@ -43,7 +43,7 @@ REST: Final = "FGM loop, wake-ups, compiled: parse, events, head of the answer"
 PHASES: Final[dict[str, str]] = {
     "A caller: read, head parsed": "ServerProtocol.data_received",
     "A connection's task": """
-        ServerProtocol._serve_next ServerProtocol._answered ServerProtocol.release IncomingBody.release IncomingBody.end""",
+        ServerProtocol._serve_next ServerProtocol.release IncomingBody.release IncomingBody.end""",
     "A request to exchange": """
         Gateway._handle Gateway._exchange Exchange.__init__ IncomingBody.__init__""",
     "A runner": "ExchangeRunner.run ExchangeRunner._serve",
