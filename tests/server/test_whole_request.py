@@ -109,6 +109,7 @@ SENT = (
     b"POST /7 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na",
     b"POST /8 HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"POST /9 HTTP/1.1\r\nHost: h\r\nX: a\r\n b\r\nContent-Length: 1\r\n\r\na",
+    b"\r\n\r\n",  # before a request, it is no part of it
 )
 
 
