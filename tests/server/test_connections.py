@@ -511,6 +511,6 @@ def test_no_other_file_uses_attributes_of_aiohttps_base() -> None:
 
 def test_the_date_is_in_http_format_and_formatted_once_a_second() -> None:
     first = _date_line(784_111_777)
-    assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
+    assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT"
     assert _date_line(784_111_777) is first
-    assert _date_line(784_111_778) == "Date: Sun, 06 Nov 1994 08:49:38 GMT\r\n"
+    assert _date_line(784_111_778) == "Date: Sun, 06 Nov 1994 08:49:38 GMT"
