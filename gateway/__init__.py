@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.base.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.base.ids import Clock, arrival_ms, drawn, utc
     from gateway.base.leaky_buckets import LeakyBuckets
-    from gateway.chain.plugin import Plan, PlanPart, Plugin, StalePlan
+    from gateway.chain.plugin import Plan, PlanPart, Plugin, StalePlan, took_nothing
     from gateway.chain.services import Services
     from gateway.chat.answers import Delta
     from gateway.chat.dialect import AnswerDelta, AnswerReader, ChatRequest, Dialect, LinesDialect
@@ -138,6 +138,7 @@ __all__ = [
     "reference_in",
     "shown_message",
     "shown_name",
+    "took_nothing",
     "utc",
 ]
 
@@ -148,7 +149,7 @@ _PLACES = {
     "gateway.base.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.base.ids": "Clock arrival_ms drawn utc",
     "gateway.base.leaky_buckets": "LeakyBuckets",
-    "gateway.chain.plugin": "Plan PlanPart Plugin StalePlan",
+    "gateway.chain.plugin": "Plan PlanPart Plugin StalePlan took_nothing",
     "gateway.chain.services": "Services",
     "gateway.chat.answers": "Delta",
     "gateway.chat.dialect": "AnswerDelta AnswerReader ChatRequest Dialect LinesDialect",

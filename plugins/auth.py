@@ -22,6 +22,7 @@ from gateway import (
     Authenticated,
     Body,
     Caller,
+    Declared,
     Exchange,
     LeakyBuckets,
     Plan,
@@ -76,17 +77,19 @@ class Auth(Plugin):
             credential = _credential(exchange.request.headers)
             known = self._tokens.known(credential)
             if known is not None and self._is_admitted(exchange, known):
-                return self._tokens.guard_step(known, partial(self._changed, exchange))
+                part = AuthPart(self, self._tokens, known, exchange[Caller])
+                return part.request.step("", (), partial(part.read, exchange))
             await self._read(exchange, credential)
         except Refused:
             await self._refuse_later(exchange)
             raise
         return None
 
-    async def _changed(self, exchange: Exchange, now: Authenticated | TokenRefused) -> bool:
-        """Decide by what the token and its account are now. Return True: the plugins below must plan again."""
+    async def changed(self, exchange: Exchange, known: Authenticated, reply: Any) -> bool:
+        """Decide by the reply of a guard that found a difference. Return True: the plugins below must plan again."""
         del exchange[Caller], exchange[Authenticated]
         exchange.account = exchange.token_id = exchange.group = ""
+        now = self._tokens.now(known, reply)
         try:
             if isinstance(now, TokenRefused):
                 self._note_refused(exchange, now)
@@ -161,10 +164,6 @@ class Auth(Plugin):
         """Return the part that admits a token which is known."""
         return AuthPart(self, self._tokens, plan[Authenticated], plan[Caller])
 
-    def changed(self, exchange: Exchange, known: Authenticated, reply: Any) -> Awaitable[bool]:
-        """Decide by the reply of a guard that found a difference."""
-        return self._changed(exchange, self._tokens.now(known, reply))
-
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `request_step`, without what is known: the token's last use is written at the end."""
         asked = exchange.get(AskedFor)
@@ -212,7 +211,7 @@ class AuthPart(PlanPart):
         self._authenticated = authenticated
         self._caller = caller
         self._addresses = authenticated.token.addresses
-        self.request = tokens.guard(authenticated)
+        self.request: Declared = tokens.guard(authenticated)
 
     def fill(self, exchange: Exchange, body: Body) -> tuple[()] | None:
         known, caller = self._authenticated, self._caller

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any
 
 from gateway import (
     AccountBreaker,
@@ -71,37 +70,13 @@ class ModelRouting(Plugin):
         if operation.wire is None:
             return
         body = await exchange.body()
-        model = body.model
-        caller = exchange[Caller]
-        if not self.catalogue.allows(caller, model):
-            raise self._refusal(caller, model)
-        session = ""
-        fallbacks: tuple[FallbackModel, ...] = ()
-        draw: Draw = _by_chance
-        if (options := self.options.get(model)) is not None:
-            session = session_of(options.affinity, exchange, body, caller.account)
-            draw = BySession(session) if session else draw
-            fallbacks = self._fallbacks(options.fallback, exchange, body, draw)
-        tiers = self.catalogue.tiers(model, caller.group, operation)
-        if not tiers:
-            raise self._elsewhere(caller, model)
-        order = self._by_load if options is None else self._ordering(options)
-        candidates = tuple(candidate for tier in tiers for candidate in order(tier, draw))
-        exchange[Route] = Route(candidates, AccountBreaker(self.health, caller.account), session, fallbacks)
+        RoutePart(self, exchange[Caller], body.model, operation).fill(exchange, body)
 
-    def prepare(self, plan: Plan) -> PlanPart | None:
-        """Return the part that routes to one channel; None where there is something to choose."""
-        caller = plan[Caller]
-        tiers = self.catalogue.tiers(plan.model, caller.group, plan.operation)
-        if (
-            plan.model in self.options
-            or [len(tier) for tier in tiers] != [1]
-            or not self.catalogue.allows(caller, plan.model)
-        ):
-            return None
-        return RoutePart(self.health, caller.account, tiers[0][0][0])
+    def prepare(self, plan: Plan) -> PlanPart:
+        """Return the part that routes the requests of one caller for one model."""
+        return RoutePart(self, plan[Caller], plan.model, plan.operation)
 
-    def _ordering(self, options: RoutingOptions | None) -> Order:
+    def ordering(self, options: RoutingOptions | None) -> Order:
         """Return how the candidates of one priority are ordered."""
         if options is not None and options.by_latency:
             return self._by_latency
@@ -121,7 +96,7 @@ class ModelRouting(Plugin):
             order.sort(key=lambda candidate: self.health.latency_ms.get(candidate.name, -1))
         return order
 
-    def _fallbacks(self, names: Sequence[str], exchange: Exchange, body: Body, draw: Draw) -> tuple[FallbackModel, ...]:
+    def fallbacks(self, names: Sequence[str], exchange: Exchange, body: Body, draw: Draw) -> tuple[FallbackModel, ...]:
         """Return the models to which the request may fall back: open to the caller, and able to do what it asks for."""
         caller, operation = exchange[Caller], exchange.request.operation
         if operation not in FALLS_BACK:
@@ -130,17 +105,19 @@ class ModelRouting(Plugin):
         for name in names:
             tiers = self.catalogue.tiers(name, caller.group, operation) if self.catalogue.allows(caller, name) else ()
             if tiers and self.catalogue.can_serve(name, body):
-                order = self._ordering(self.options.get(name))
+                order = self.ordering(self.options.get(name))
                 candidates = tuple(candidate for tier in tiers for candidate in order(tier, draw))
                 found.append(FallbackModel(name, candidates, self.catalogue.is_longer(name, body.model)))
         return tuple(found)
 
-    def _elsewhere(self, caller: Caller, model: str) -> Refused:
+    def elsewhere(self, caller: Caller, model: str) -> Refused:
+        """Return the error for a model that is served on other paths."""
         served = " and ".join(f"POST /v1{path}" for path in self.catalogue.paths(model, caller.group))
         text = f"This model is not served on this path. Ask for it by {served}, or choose another model."
         return Refused(404, "model_not_found", text, param="model")
 
-    def _refusal(self, caller: Caller, model: str) -> Refused:
+    def refusal(self, caller: Caller, model: str) -> Refused:
+        """Return the error for a model that the caller may not use."""
         barrier = self.catalogue.why_not(caller, model)
         if barrier is None or barrier[0] != "token":
             return model_not_found(model)
@@ -171,15 +148,33 @@ class ModelRouting(Plugin):
 
 
 class RoutePart(PlanPart):
-    """Routes to the one channel of a model."""
+    """Routes the requests of one caller for one model. Raises `Refused` for a model that the caller may not use."""
 
-    def __init__(self, health: ChannelBreaker, account: str, candidate: Candidate) -> None:
-        self._health = health
-        self._account = account
-        self._candidates = (candidate,)
+    def __init__(self, routing: ModelRouting, caller: Caller, model: str, operation: Operation) -> None:
+        if not routing.catalogue.allows(caller, model):
+            raise routing.refusal(caller, model)
+        self._routing = routing
+        self._account = caller.account
+        self._options = options = routing.options.get(model)
+        self._order = routing.ordering(options)
+        self._tiers = routing.catalogue.tiers(model, caller.group, operation)
+        if not self._tiers:
+            raise routing.elsewhere(caller, model)
+        only_one = options is None and all(len(tier) == 1 for tier in self._tiers)
+        self._only = tuple(tier[0][0] for tier in self._tiers) if only_one else None
 
-    def read(self, exchange: Exchange, reply: Any) -> None:
-        exchange[Route] = Route(self._candidates, AccountBreaker(self._health, self._account))
+    def fill(self, exchange: Exchange, body: Body) -> tuple[()]:
+        routing, options, session, candidates = self._routing, self._options, "", self._only
+        draw: Draw = _by_chance
+        fallbacks: tuple[FallbackModel, ...] = ()
+        if options is not None:
+            session = session_of(options.affinity, exchange, body, self._account)
+            draw = BySession(session) if session else draw
+            fallbacks = routing.fallbacks(options.fallback, exchange, body, draw)
+        if candidates is None:
+            candidates = tuple([candidate for tier in self._tiers for candidate in self._order(tier, draw)])
+        exchange[Route] = Route(candidates, AccountBreaker(routing.health, self._account), session, fallbacks)
+        return ()
 
 
 def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Draw) -> list[Candidate]:

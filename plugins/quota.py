@@ -11,10 +11,9 @@ there is. A budget has one error where it is used up, and a line in an explanati
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -40,11 +39,11 @@ from gateway import (
     Settled,
     Settlement,
     StalePlan,
-    Step,
     StoreAway,
     Usage,
     amount,
     budget_in,
+    took_nothing,
 )
 
 LEAST_HOLD: Final = Decimal("0.000001")
@@ -57,6 +56,8 @@ LONGEST_LEASE_S: Final = 86_400
 
 Fitting = Callable[[int], int]
 """Returns the largest `max_tokens` for which so many micros suffice; 0 for none."""
+
+NO_HEADERS: Final[Mapping[str, str]] = {}
 
 NAMES: Final = {
     "day": "budget of the day",
@@ -103,6 +104,7 @@ class Quota(Plugin):
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
         self.calendar = Calendar(services.catalogue.time_zone, services.clock, services.catalogue.session_headers)
+        self.of_any_session = dict.fromkeys(services.catalogue.session_headers, "any")
         self.log = services.log
         lease_s = self.catalogue.longest_s + self.lease_margin
         if lease_s > LONGEST_LEASE_S:
@@ -112,49 +114,23 @@ class Quota(Plugin):
             )
         self.lease_ms = int(lease_s * 1000)
 
-    async def request_step(self, exchange: Exchange) -> Step | None:
-        """Place a hold. The step raises `Refused` if the balance or a budget does not cover it."""
-        priced = await self._priced(exchange)
-        if priced is None:
-            return None
-        body = await exchange.body()
-        price, full, budgets = priced
-        amount = self.amount_of(full)
-        if amount > LARGEST_AMOUNT:
-            raise insufficient(None)
-        account = exchange[Caller].account
-        step = self.wallet.hold_step(
-            account,
-            exchange.id,
-            amount=amount,
-            floor=min(self.floor(price, body.prompt_tokens_estimate), amount),
-            lease_ms=self.lease_ms,
-            fingerprint=f"{body.size}x{amount}",
-            max_holds=self.max_holds,
-            then=partial(self._held, exchange),
-            budgets=budgets,
-        )
-        exchange.charge(self, 0)
-        for budget in budgets:
-            if budget.of_session:
-                with suppress(ValueError):  # plugins have put as many tags as there may be
-                    exchange.note("session", budget.field[1:])
-                break
-        # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
-        hold = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step, budgets)
-        hold.service_tier = body.service_tier
-        exchange[PlacedHold] = hold
-        return step
-
     def prepare(self, plan: Plan) -> PlanPart | None:
-        """Return the part that holds and settles; None where sessions have budgets."""
+        """Return the part that holds and settles at the price of the model, one that does nothing for what is free.
+
+        Where sessions have budgets, it is for one request alone: its headers name the session.
+        """
+        wire = plan.operation.wire
+        if wire is None or wire.free:
+            return PlanPart()
         caller = plan[Caller]
         price = self.catalogue.price(plan.model, caller.group)
-        of_sessions = {each.session for each in (caller.budgets, caller.token_budgets)}
-        of_sessions |= {each.session_requests for each in (caller.budgets, caller.token_budgets)}
-        if price is None or of_sessions != {None}:
+        if price is None or not self.catalogue.allows(caller, plan.model):
+            return None  # `model-routing` refuses the request
+        of_session = any(each.of_session for each in self.calendar.budgets(caller, self.of_any_session))
+        if of_session and plan.request is None:
             return None
-        return QuotaPart(self, caller, plan.model, price)
+        part = QuotaPart(self, caller, plan.model, price, plan.request.headers if plan.request else NO_HEADERS)
+        return PlanPart() if self.catalogue.models[plan.model].free and not part.always else part
 
     async def on_failover(self, exchange: Exchange) -> None:
         """Hold what a further attempt can cost, and what the failed ones may be billed, at the price of the model that is tried.
@@ -169,7 +145,7 @@ class Quota(Plugin):
         price = hold.price if price is None else ordered(price, body)
         if not billed and price == hold.price:
             return
-        full = await self._most(exchange, price, billed)
+        full = self.most(body, price, billed)
         amount = self.amount_of(full)
         if amount > hold.amount:
             await self._extend(exchange, hold, amount, self.floor(price, billed + body.prompt_tokens_estimate))
@@ -185,19 +161,13 @@ class Quota(Plugin):
             raise hold.refusal(reply, self.calendar, self.max_holds, lambda left: 0)  # no caller reads it
         hold.amount, hold.extended = amount, True
 
-    async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
-        hold = exchange[PlacedHold]
-        if not self.note_held(hold, reply):
-            hold.refused = True
-            raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
-
     async def refuse(self, exchange: Exchange, reply: HoldReply) -> None:
         """Refuse a request for which nothing is held."""
+        took_nothing(self, exchange)
         if reply.outcome is Hold.SKEW:
             await self.wallet.follow_clock()
         hold = exchange[PlacedHold]
-        hold.refused = True
-        raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
+        raise hold.refusal(reply, self.calendar, self.max_holds, self.fitting(await exchange.body(), hold.price))
 
     def note_held(self, hold: PlacedHold, reply: HoldReply) -> bool:
         """Note what the wallet says of a hold. Return whether it is held."""
@@ -214,93 +184,40 @@ class Quota(Plugin):
 
         Expired holds count until they are swept.
         """
-        priced = await self._priced(exchange)
-        if priced is None:
+        wire = exchange.request.operation.wire
+        body = None if wire is None or wire.free else await exchange.body()
+        part = self.prepare(Plan(exchange))
+        if body is None or not isinstance(part, QuotaPart) or (priced := part.priced(body)) is None:
             return "holds nothing: the request costs nothing, or the model is not open to the account"
-        price, full, budgets = priced
+        price, full = priced
         amount = self.amount_of(full)
         account = await self.accounts.get(exchange[Caller].account)
         if account is None or account.status is not AccountStatus.ACTIVE:
             raise refusal(Hold.INACTIVE, self.max_holds)
         available = account.balance_micros - account.held_micros + account.credit_line_micros
-        body = await exchange.body()
         answered = Usage(body.prompt_tokens_estimate, 0, "estimated", answers=1)
         spare = self.catalogue.attempts(body.model) - 1
-        most = await self._most(exchange, price, spare * body.prompt_tokens_estimate)
+        most = self.most(body, price, spare * body.prompt_tokens_estimate)
         shown = {"hold_micros": amount, "most_micros": most, "available_micros": available}
         exchange.charge(self, 0, price.record(answered) | shown)
         if account.holds >= self.max_holds:
             raise refusal(Hold.BUSY, self.max_holds)
-        fitting = await self._fitting(exchange, price)
+        fitting = self.fitting(body, price)
         if available < amount and amount:
             raise insufficient(Shortage(amount, available, fitting(available)))
         texts = [in_words(amount, available, most, most - full)]
-        for use in await self.wallet.budgets(account.id, budgets):
+        for use in await self.wallet.budgets(account.id, part.budgets):
             if not use.covers(amount):
                 raise over(use, self.calendar, amount, fitting)
             texts.append(described(use, self.calendar))
         return "; ".join(texts)
-
-    async def end_step(self, exchange: Exchange) -> Step | None:
-        """Settle the hold for the actual cost, or release it if there is none.
-
-        The plugins above see the cost as the charge. They plan again if the wallet has charged another amount.
-        """
-        hold = exchange.get(PlacedHold)
-        if hold is None:
-            return None
-        if hold.step is not None:
-            hold.step.read = None  # it refers to the exchange, which refers to the hold
-        if hold.refused or (hold.step is not None and not hold.step.may_have_run):
-            return None
-        usage, served = exchange.usage, self._served(exchange, hold)
-        cost = served.of(usage)
-        price = served.record(usage)
-        if hold.extended:
-            price["hold_micros"] = hold.amount
-        if hold.not_extended:
-            price["hold_refused_micros"] = hold.not_extended
-        if cost > hold.full:
-            hold.log_capped(self.log, exchange, cost)
-            cost = price["capped_micros"] = hold.full
-        exchange.charge(self, cost, price, usage)
-        answered = usage.answers > 0 and hold.marks != ""
-        then = partial(self._settled, exchange)
-        return self.wallet.settle_step(hold.account, exchange.id, cost, then=then, answered=answered, marks=hold.marks)
-
-    async def _settled(self, exchange: Exchange, settled: Settled) -> bool:
-        changed = settled.charged != exchange.charge_micros
-        if changed:
-            exchange.charge(self, settled.charged)
-        self.note_used(exchange, settled)
-        return changed
 
     def note_used(self, exchange: Exchange, settled: Settled) -> None:
         """Note for alerts how much of each budget is used."""
         for mark, used in settled.used:
             exchange[PlacedHold].note_use(self.alerts, exchange[Caller], mark, used)
 
-    async def _priced(self, exchange: Exchange) -> tuple[Price, int, Sequence[Budget]] | None:
-        """Return the price, the most that one attempt can cost in micros, and its budgets; None if no hold is needed.
-
-        A request that costs nothing has a hold of nothing where it counts in budgets.
-        """
-        wire = exchange.request.operation.wire
-        if wire is None or wire.free:
-            return None
-        body, caller = await exchange.body(), exchange[Caller]
-        price = self.catalogue.price(body.model, caller.group)
-        if price is None or not self.catalogue.allows(caller, body.model):
-            return None  # `model-routing` refuses the request
-        if body.unit or body.service_tier:
-            price = ordered(price, body)
-        full, budgets = await self._most(exchange, price), self.calendar.budgets(caller, exchange.request.headers)
-        falls_back = (
-            full or budgets or self.catalogue.models[body.model].fallback
-        )  # perhaps to one that costs something
-        return (price, full, budgets) if falls_back else None
-
-    def _served(self, exchange: Exchange, hold: PlacedHold) -> Price:
+    def served(self, exchange: Exchange, hold: PlacedHold) -> Price:
         """Return the price of the service tier that the answer names, also where the request asked for none."""
         asked = hold.service_tier
         told = exchange.attempts[-1].service_tier if exchange.attempts else exchange.answer_tier
@@ -309,14 +226,13 @@ class Quota(Plugin):
         price = self.catalogue.price(exchange.model, exchange[Caller].group)
         return price.served(asked, told) if price else hold.price
 
-    async def _most(self, exchange: Exchange, price: Price, billed: int = 0) -> int:
+    def most(self, body: Body, price: Price, billed: int = 0) -> int:
         """Return the most that a request can cost if its failed attempts are billed so many prompt tokens, in micros."""
-        body = await exchange.body()
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
         return price.most(self.catalogue.prompt_tokens_bound(body), body.n * ceiling, billed, body.units)
 
-    async def _fitting(self, exchange: Exchange, price: Price) -> Fitting:
-        body = await exchange.body()
+    def fitting(self, body: Body, price: Price) -> Fitting:
+        """Return what finds the largest `max_tokens` for which so many micros suffice."""
         bound = self.catalogue.prompt_tokens_bound(body)
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
         ceilings = range(1, ceiling + 1)
@@ -336,52 +252,85 @@ class Quota(Plugin):
 
 
 class QuotaPart(PlanPart):
-    """Holds and settles at the price of one model, in the budgets of one day."""
+    """Holds and settles at the price of one model, in the budgets of one day, and of the session that `headers` name."""
 
-    def __init__(self, quota: Quota, caller: Caller, model: str, price: Price) -> None:
+    def __init__(self, quota: Quota, caller: Caller, model: str, price: Price, headers: Mapping[str, str]) -> None:
         self._quota = quota
         self._wallet = quota.wallet
         self._price = price
-        self._recorded = price.record(Usage(answers=1))
-        self._ceiling = quota.catalogue.models[model].max_output_tokens
-        self._parts = quota.catalogue.part_tokens[model]
+        self._plain = None if price.tiers or price.unit else price.record(Usage(answers=1))
         self._account = caller.account
-        self._budgets = quota.calendar.budgets(caller)
+        self.budgets = quota.calendar.budgets(caller, headers)
         self._today = quota.calendar.today()
-        self.request = self._wallet.holding(caller.account, quota.lease_ms, quota.max_holds, self._budgets)
-        self.end = self._wallet.settling(caller.account, marked=bool(self._budgets))
+        self._session = next((each.field[1:] for each in self.budgets if each.of_session), "")
+        self.always = bool(self.budgets or quota.catalogue.models[model].fallback)
+        """Whether a request that costs nothing has a hold, too: it counts, or may fall back to a model that costs something."""
+        self.request = self._wallet.holding(caller.account, quota.lease_ms, quota.max_holds, self.budgets)
+        self.end = self._wallet.settling(caller.account)
 
-    def fill(self, exchange: Exchange, body: Body) -> Sequence[int | str] | None:
-        quota, price = self._quota, self._price
-        if self._budgets and quota.calendar.today() != self._today:
+    def priced(self, body: Body) -> tuple[Price, int] | None:
+        """Return the price and the most that one attempt can cost, in micros; None if no hold is needed.
+
+        A request that costs nothing has a hold of nothing where it counts in budgets.
+        """
+        price = ordered(self._price, body) if body.unit or body.service_tier else self._price
+        full = self._quota.most(body, price)
+        return (price, full) if full or self.always else None
+
+    def fill(self, exchange: Exchange, body: Body) -> tuple[int, int, str] | None:
+        quota, priced = self._quota, self.priced(body)
+        if self.budgets and quota.calendar.today() != self._today:
             raise StalePlan
-        full = price.most(body.prompt_tokens_bound(self._parts), body.n * (body.max_tokens or self._ceiling))
-        amount = quota.amount_of(full)
-        if body.unit or body.service_tier or amount > LARGEST_AMOUNT or not (full or self._budgets):
+        if priced is None:
             return None
+        price, full = priced
+        amount = quota.amount_of(full)
+        if amount > LARGEST_AMOUNT:
+            raise insufficient(None)
         exchange.charge(quota, 0)
-        exchange[PlacedHold] = PlacedHold(self._account, price, amount, min(full, LARGEST_AMOUNT), None, self._budgets)
+        if self._session:
+            with suppress(ValueError):  # plugins have put as many tags as there may be
+                exchange.note("session", self._session)
+        hold = PlacedHold(self._account, price, amount, min(full, LARGEST_AMOUNT), self.budgets, body.service_tier)
+        exchange[PlacedHold] = hold
         return self._wallet.to_hold(amount, quota.floor(price, body.prompt_tokens_estimate), f"{body.size}x{amount}")
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
         held = self._wallet.held(exchange.id, reply)
         return None if self._quota.note_held(exchange[PlacedHold], held) else self._quota.refuse(exchange, held)
 
-    def fill_end(self, exchange: Exchange) -> Sequence[int | str] | None:
-        hold, attempts, usage, price = exchange[PlacedHold], exchange.attempts, exchange.usage, self._price
-        if len(attempts) != 1 or not usage.answers or attempts[0].service_tier not in ("", "default"):
+    def fill_end(self, exchange: Exchange) -> tuple[str, int, str] | None:
+        hold, usage = exchange.get(PlacedHold), exchange.usage
+        if hold is None:
             return None
-        cost = price.of(usage)
-        if hold.price is not price or hold.extended or cost > hold.full or bool(hold.marks) is not bool(self._budgets):
-            return None
-        exchange.charge(self._quota, cost, price.record(usage) if price.tiers else self._recorded, usage)
-        kind: Literal["settle", "release"] = "settle" if cost or hold.marks else "release"
+        served = self._quota.served(exchange, hold)
+        cost, terms = served.of(usage), self._plain
+        if terms is None or served is not self._price or not usage.answers or hold.extended or hold.not_extended:
+            terms = hold.noted(served.record(usage))
+        if cost > hold.full:
+            hold.log_capped(self._quota.log, exchange, cost)
+            cost = hold.full
+            terms = {**terms, "capped_micros": cost}
+        exchange.charge(self._quota, cost, terms, usage)
+        kind: Literal["settle", "release"] = "settle" if cost or (usage.answers and hold.marks) else "release"
         hold.settlement = Settlement(self._account, exchange.id, cost, kind, hold.marks)
         return self._wallet.to_settle(hold.settlement)
 
-    def read_end(self, exchange: Exchange, reply: Any) -> None:
+    def read_end(self, exchange: Exchange, reply: Any) -> bool:
+        settlement = exchange[PlacedHold].settlement
+        return settlement is not None and self._settled(exchange, self._wallet.settled(settlement, reply))
+
+    async def lost_end(self, exchange: Exchange, error: Exception) -> None:
         if (settlement := exchange[PlacedHold].settlement) is not None:
-            self._quota.note_used(exchange, self._wallet.settled(settlement, reply))
+            self._settled(exchange, await self._wallet.resolve(settlement))
+
+    def _settled(self, exchange: Exchange, settled: Settled) -> bool:
+        """Note what was charged. Return whether that is another amount than the cost."""
+        changed = settled.charged != exchange.charge_micros
+        if changed:
+            exchange.charge(self._quota, settled.charged)
+        self._quota.note_used(exchange, settled)
+        return changed
 
 
 def ordered(price: Price, body: Body) -> Price:
@@ -392,26 +341,31 @@ def ordered(price: Price, body: Body) -> Price:
 
 
 class PlacedHold(msgspec.Struct):
-    """The hold of one exchange, and the step that places it; None where a plan does.
+    """The hold of one exchange.
 
-    `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `refused`: the wallet refused it.
-    `extended`: it grew before a further attempt. `not_extended`: the hold that balance and budgets did not cover.
-    `budgets`: those of the caller. `marks`: those that the hold counts in. `service_tier`: the one that the request asks for.
-    `settlement`: how a plan ends it.
+    `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `budgets`: those of the caller.
+    `service_tier`: the one that the request asks for. `marks`: the budgets that the hold counts in. `extended`: it grew before a
+    further attempt. `not_extended`: the hold that balance and budgets did not cover. `settlement`: how it ends.
     """
 
     account: str
     price: Price
     amount: int
     full: int
-    step: Step | None
-    budgets: Sequence[Budget] = ()
-    refused: bool = False
+    budgets: Sequence[Budget]
+    service_tier: str
     marks: str = ""
     extended: bool = False
     not_extended: int = 0
-    service_tier: str = ""
     settlement: Settlement | None = None
+
+    def noted(self, terms: dict[str, object]) -> dict[str, object]:
+        """Return the terms of a price with how the hold grew."""
+        if self.extended:
+            terms["hold_micros"] = self.amount
+        if self.not_extended:
+            terms["hold_refused_micros"] = self.not_extended
+        return terms
 
     def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int, fitting: Fitting) -> Refused | StoreAway:
         """Return the error for this hold, or its extension, which the wallet refused."""

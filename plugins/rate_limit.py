@@ -14,8 +14,7 @@ A caller learns of its limits by the `x-ratelimit-*` headers, and by the refusal
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable
-from functools import partial
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +23,7 @@ from gateway import (
     AccountLimits,
     Body,
     Caller,
+    Declared,
     Exchange,
     Limited,
     Operation,
@@ -34,11 +34,11 @@ from gateway import (
     RateLimiter,
     Refused,
     Services,
-    Step,
     StoreAway,
     StoreError,
     Taken,
     TokenLimits,
+    took_nothing,
 )
 from plugins.pacing import PacedRefusals
 
@@ -59,12 +59,11 @@ LONG_MS: Final = 59_000
 
 
 class Release(msgspec.Struct, frozen=True):
-    """The release of one exchange's slot, with the true count of its tokens. `token_id`: None where the token has no limits."""
+    """The release of one request's slot, with the true count of its tokens."""
 
-    account: str
     request_id: str
+    end: Declared
     tokens: int
-    token_id: str | None
 
 
 class RateLimit(Plugin):
@@ -89,12 +88,11 @@ class RateLimit(Plugin):
 
     async def start(self, services: Services) -> None:
         """Compute the lease of a slot, and begin to retry releases."""
-        self._limits = services.store.limits
-        self._scope = services.name
+        self.limits = services.store.limits
+        self.scope = services.name
         self._log = services.log
         longest_s = max((channel.timers.total for channel in services.catalogue.channels.values()), default=0)
-        self._lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
-        self._holding: dict[str, tuple[str, str | None, Step | None]] = {}
+        self.lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
         self._pending: deque[Release] = deque()
         self._refusals = PacedRefusals()
         services.every(RETRY_AFTER_S, self._retry)
@@ -103,75 +101,31 @@ class RateLimit(Plugin):
         """Retry pending releases once. Slots that are still not released are freed when their lease ends."""
         await self._retry()
 
-    async def request_step(self, exchange: Exchange) -> Step:
-        """Take from every limit, and set the `x-ratelimit-*` headers. The step raises `Refused` if a limit is reached."""
-        caller = exchange[Caller]
-        rules, token = self._rules(caller, exchange.request.operation)
-        tokens = await _tokens(exchange, rules, token)
-        never = self._limits.never_fits(tokens, rules, token)
-        if never is not None:
-            await self._refusals.wait(caller.account)
-            raise refusal(never, rules, token, tokens)
-
-        async def read(result: Taken | Limited) -> None:
-            set_headers(exchange.response_headers, result)
-            if isinstance(result, Limited):
-                await self.refuse(exchange, result, rules, token)
-            if exchange.request.operation is Operation.ACCOUNT:
-                await self._look(exchange, caller)
-
-        step = self._limits.take_step(
-            caller.account,
-            exchange.id,
-            scope=self._scope,
-            rules=rules,
-            tokens=tokens,
-            lease_ms=self._lease_ms,
-            then=read,
-            token=token,
-        )
-        if _is_given_back(rules, token):
-            self._holding[exchange.id] = caller.account, token.token_id if token else None, step
-        return step
-
-    async def refuse(
-        self, exchange: Exchange, limited: Limited, rules: AccountLimits, token: TokenLimits | None
-    ) -> None:
-        """Refuse a request of which the store took nothing."""
-        self._holding.pop(exchange.id, None)
-        await self._refusals.wait(exchange[Caller].account)
-        raise refusal(limited, rules, token, 0)
-
     def prepare(self, plan: Plan) -> PlanPart:
-        """Return the part that takes from the limits of a caller."""
-        caller = plan[Caller]
-        rules, token = self._rules(caller, plan.operation)
-        return LimitsPart(self, self._limits, caller.account, self._scope, self._lease_ms, rules, token)
+        """Return the part that takes from the limits of a caller, and sets the `x-ratelimit-*` headers."""
+        return LimitsPart(self, self.limits, plan[Caller], plan.operation)
 
-    def holds(self, exchange: Exchange, account: str, token_id: str | None) -> None:
-        """Note that a request gives something back at its end, whatever happens."""
-        self._holding[exchange.id] = account, token_id, None
+    async def refuse(self, exchange: Exchange, refused: Refused) -> None:
+        """Refuse a request of which the store took nothing."""
+        await self._refusals.wait(exchange[Caller].account)
+        raise refused
 
-    def released(self, exchange: Exchange) -> None:
-        """Note that a request has given back what it had."""
-        self._holding.pop(exchange.id, None)
-
-    async def _look(self, exchange: Exchange, caller: Caller) -> None:
+    async def look(self, exchange: Exchange, caller: Caller) -> None:
         """Set the headers for tokens, and take none."""
-        rules, token = self._rules(caller, Operation.CHAT)
+        rules, token = self.rules(caller, Operation.CHAT)
         if _limits_tokens(rules, token):
-            left = await self._limits.look(
-                caller.account, exchange.id, scope=self._scope, rules=rules, tokens=0, token=token
+            left = await self.limits.look(
+                caller.account, exchange.id, scope=self.scope, rules=rules, tokens=0, token=token
             )
             set_headers(exchange.response_headers, Taken(tokens=left.tokens))
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what is left of each limit, and take nothing."""
         caller = exchange[Caller]
-        rules, token = self._rules(caller, exchange.request.operation)
+        rules, token = self.rules(caller, exchange.request.operation)
         tokens = await _tokens(exchange, rules, token)
-        result = await self._limits.look(
-            caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens, token=token
+        result = await self.limits.look(
+            caller.account, exchange.id, scope=self.scope, rules=rules, tokens=tokens, token=token
         )
         if isinstance(result, Limited):
             raise refusal(result, rules, token, tokens)
@@ -185,25 +139,7 @@ class RateLimit(Plugin):
             parts.append(f"a slot, of {min(slots)} at once")
         return f"takes {', '.join(parts)}" if parts else "no limits"
 
-    async def end_step(self, exchange: Exchange) -> Step | None:
-        """Release the slot, and count the tokens that were used."""
-        if (holding := self._holding.get(exchange.id)) is None:
-            return None
-        account, token_id, taken = holding
-        if taken is not None and not taken.may_have_run:
-            self.released(exchange)
-            return None
-        usage = exchange.usage
-        release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens, token_id)
-        step = self._give_back(release)
-        step.read = partial(self._released, exchange.id)
-        step.failed = partial(self._not_sent, release)
-        return step
-
-    async def _released(self, request_id: str, _: object) -> None:
-        self._holding.pop(request_id, None)
-
-    def _rules(self, caller: Caller, operation: Operation) -> Rules:
+    def rules(self, caller: Caller, operation: Operation) -> Rules:
         """Return the limits of the account, and those of the token, None where it has none for such a request."""
         if operation.wire is None:
             requests = caller.limits.requests_per_minute or self.requests_per_minute
@@ -217,13 +153,8 @@ class RateLimit(Plugin):
         )
         return limits, _of_token(caller, caller.token_limits)
 
-    def _give_back(self, release: Release) -> Step:
-        return self._limits.give_back_step(
-            release.account, release.request_id, scope=self._scope, tokens=release.tokens, token_id=release.token_id
-        )
-
-    async def _not_sent(self, release: Release, error: StoreError) -> None:
-        self._holding.pop(release.request_id, None)
+    def not_given_back(self, release: Release, error: Exception) -> None:
+        """Keep a release to be retried, if the store is away."""
         if not isinstance(error, StoreAway):
             self._log_failure(release, error)
         elif len(self._pending) < MAX_PENDING:
@@ -232,7 +163,8 @@ class RateLimit(Plugin):
     async def _retry(self) -> None:
         while self._pending:
             try:
-                await self._limits.run(self._give_back(self._pending[0]))
+                release = self._pending[0]
+                await self.limits.run(release.end.step(release.request_id, (release.tokens,)))
             except StoreAway:
                 return
             except StoreError as error:
@@ -270,50 +202,41 @@ def _is_given_back(*limits: AccountLimits | TokenLimits | None) -> bool:
 
 
 class LimitsPart(PlanPart):
-    """Takes from the limits of one caller, and gives back what a request that was answered did not use."""
+    """Takes from the limits of one caller, and gives back what a request did not use."""
 
-    def __init__(
-        self,
-        plugin: RateLimit,
-        limits: RateLimiter,
-        account: str,
-        scope: str,
-        lease_ms: int,
-        rules: AccountLimits,
-        token: TokenLimits | None,
-    ) -> None:
+    def __init__(self, plugin: RateLimit, limits: RateLimiter, caller: Caller, operation: Operation) -> None:
         self._plugin = plugin
         self._limits = limits
-        self._account = account
-        self._rules = rules, token
-        self._token_id = token.token_id if token else None
-        self._counts_tokens = _limits_tokens(rules, token)
-        self._gives_back = _is_given_back(rules, token)
-        self.request = limits.taking(account, scope, rules, lease_ms, token)
-        if self._gives_back:
-            self.end = limits.giving_back(account, scope, self._token_id)
+        self._rules = rules, token = plugin.rules(caller, operation)
+        self._looks = caller if operation is Operation.ACCOUNT else None
+        token_id = token.token_id if token else None
+        self.reads_body = _limits_tokens(rules, token)
+        self.request = limits.taking(caller.account, plugin.scope, rules, plugin.lease_ms, token)
+        if _is_given_back(rules, token):
+            self.end = limits.giving_back(caller.account, plugin.scope, token_id)
 
-    def fill(self, exchange: Exchange, body: Body) -> tuple[int] | None:
-        if not self._counts_tokens:
+    def fill(self, exchange: Exchange, body: Body) -> tuple[int] | Coroutine[Any, Any, None]:
+        if not self.reads_body:
             return (0,)
         tokens = estimate(body)
-        return (tokens,) if self._limits.never_fits(tokens, *self._rules) is None else None
-
-    def begin(self, exchange: Exchange) -> None:
-        if self._gives_back:
-            self._plugin.holds(exchange, self._account, self._token_id)
+        never = self._limits.never_fits(tokens, *self._rules)
+        return (tokens,) if never is None else self._plugin.refuse(exchange, refusal(never, *self._rules, tokens))
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
         result = self._limits.result(*self._rules, reply)
         set_headers(exchange.response_headers, result)
-        return self._plugin.refuse(exchange, result, *self._rules) if isinstance(result, Limited) else None
+        if isinstance(result, Limited):
+            took_nothing(self._plugin, exchange)
+            return self._plugin.refuse(exchange, refusal(result, *self._rules, 0))
+        return self._plugin.look(exchange, self._looks) if self._looks else None
 
     def fill_end(self, exchange: Exchange) -> tuple[int, ...]:
         usage = exchange.usage
-        return (self._limits.counted(usage.prompt_tokens + usage.completion_tokens),) if self._gives_back else ()
+        return (self._limits.counted(usage.prompt_tokens + usage.completion_tokens),) if self.end else ()
 
-    def read_end(self, exchange: Exchange, reply: Any) -> None:
-        self._plugin.released(exchange)
+    async def lost_end(self, exchange: Exchange, error: Exception) -> None:
+        if self.end is not None:
+            self._plugin.not_given_back(Release(exchange.id, self.end, *self.fill_end(exchange)), error)
 
 
 def set_headers(headers: dict[str, str], result: Taken | Limited) -> None:

@@ -93,17 +93,22 @@ class UsageLogger(Plugin):
         `Refused` for a reference that cannot be kept.
         """
         arrival = exchange[Arrival] = Arrival()
+        self.open(exchange, arrival, b"")
+        arrival.reference = reference_in(exchange.request.headers)
+
+    def open(self, exchange: Exchange, arrival: Arrival, line: bytes) -> None:
+        """Write an arrival: its line, or that of `UsageLog.opened` where it is empty."""
         if self._counted.defers(exchange.request.peer):
             exchange.before_upstream(Deferred(self, exchange))
-        else:
-            arrival.written = self.usage.submit_arrival(self.usage.opened(exchange))
-            exchange.before_upstream(arrival.written)
-        arrival.reference = reference_in(exchange.request.headers)
+            return
+        arrival.line = line
+        arrival.written = self.usage.submit_arrival(line or self.usage.opened(exchange))
+        exchange.before_upstream(arrival.written)
 
     def prepare(self, plan: Plan) -> PlanPart:
         """Return the part that writes the records of one caller and one model."""
         record = self.usage.prepared(plan.operation, plan.generation, plan[Caller], plan.model)
-        return UsagePart(self, record, self._counted)
+        return UsagePart(self, record)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what would be recorded. This plugin refuses no request."""
@@ -193,23 +198,18 @@ class UsageLogger(Plugin):
 class UsagePart(PlanPart):
     """Writes the arrivals and the ends of the requests of one plan."""
 
-    def __init__(self, logger: UsageLogger, record: PreparedRecord, counted: CountedRefusals) -> None:
+    def __init__(self, logger: UsageLogger, record: PreparedRecord) -> None:
+        self._logger = logger
         self._usage = logger.usage
         self._record = record
-        self._counted = counted
         self.end = logger.usage.appending()
 
-    def fill(self, exchange: Exchange, body: Body) -> tuple[()] | None:
-        if self._counted.defers(exchange.request.peer):
-            return None
+    def fill(self, exchange: Exchange, body: Body) -> tuple[()]:
         exchange[Arrival] = Arrival(None, reference_in(exchange.request.headers))
         return ()
 
     def begin(self, exchange: Exchange) -> None:
-        arrival = exchange[Arrival]
-        arrival.line = line = self._record.arrived(exchange)
-        arrival.written = written = self._usage.submit_arrival_line(line)
-        exchange.before_upstream(written)
+        self._logger.open(exchange, exchange[Arrival], self._record.arrived(exchange))
 
     def fill_end(self, exchange: Exchange) -> Sequence[bytes] | None:
         arrival = exchange[Arrival]

@@ -12,7 +12,16 @@ from typing import Any, Final, cast
 from gateway.base.errors import GatewayError, Misconfigured, Refused
 from gateway.base.log import log
 from gateway.chain.end_hooks import end_by_plan, may_fail_over, run_end_hooks
-from gateway.chain.entry import Entry, api_of, describe_error, is_cancellation, may_answer, origin_of
+from gateway.chain.entry import (
+    END_HOOKS,
+    REQUEST_HOOKS,
+    Entry,
+    api_of,
+    describe_error,
+    is_cancellation,
+    may_answer,
+    origin_of,
+)
 from gateway.chain.plan import PlannedChain, Plans
 from gateway.chain.plugin import PLUGIN_API, StalePlan
 from gateway.chain.request_hooks import RequestHooks
@@ -55,9 +64,7 @@ class Chain:
         self._requests = self._ends = cast(Client, None)
         check_order(self.entries)
         self.dialects = dialects_of(self.entries)
-        self._request_entries = tuple(
-            entry for entry in self.entries if entry.defines("on_request", "request_step", "on_end", "end_step")
-        )
+        self._request_entries = tuple(entry for entry in self.entries if entry.defines(*REQUEST_HOOKS, *END_HOOKS))
         self._failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
         self._misdirected_entries = tuple(entry for entry in self._request_entries if entry.plugin.sees_misdirected)
         self.plans: Plans | None = None

@@ -54,24 +54,25 @@ async def end_by_plan(exchange: Exchange, plan: PlannedChain, entered: list[Entr
 
     Where a part declines, or not all steps ran, the end hooks do all of it: what was sent has the same effect a second time.
     """
-    if rest := entered[len(plan.entries) :]:
-        if any(entry.plans_end for entry in rest):  # their steps and those of the plan are one script of the hooks
-            await run_end_hooks(exchange, entered, client)
-            return
-        await run_end_hooks(exchange, rest, client)
-        del entered[len(plan.entries) :]
-    outcome = exchange.outcome
-    try:
-        replies = await _replies_to(exchange, plan, client)
-    except GatewayError as error:
-        await run_end_hooks(exchange, entered, client, error)
-        return
-    if replies is None:
-        await run_end_hooks(exchange, entered, client)
-        return
-    for entry, read, number in plan.end_reads:
+    replies: Sequence[Reply] | None = None
+    lost: GatewayError | None = None
+    rest = entered[len(plan.entries) :]
+    # Steps of others and those of the plan are one script, of the hooks.
+    if not (rest and any(entry.plans_end for entry in rest)):
+        if rest:
+            await run_end_hooks(exchange, rest, client)
+            del entered[len(plan.entries) :]
         try:
-            read(exchange, replies[number][1] if number >= 0 else None)
+            replies = await _replies_to(exchange, plan, client)
+        except GatewayError as error:
+            lost = error
+    if replies is None:
+        await run_end_hooks(exchange, entered, client, lost)
+        return
+    outcome = exchange.outcome
+    for (entry, read), (_, value) in zip(plan.end_reads, replies, strict=True):
+        try:
+            read(exchange, value)
         except BaseException as error:
             EndHooks(exchange, client).contain(entry, "prepare", error)
     if exchange.outcome is not outcome:
@@ -102,7 +103,7 @@ async def _replies_to(exchange: Exchange, plan: PlannedChain, client: Client) ->
     for status, value in replies:
         if status != RAN or isinstance(value, Exception):
             return None
-    return replies if len(replies) == plan.ended else None
+    return replies if len(replies) == len(plan.end_reads) else None
 
 
 class EndHooks:
@@ -183,7 +184,8 @@ class EndHooks:
                 await self._fail(entry, step, failure)
             elif step.read is not None:
                 try:
-                    again = bool(await step.read(value))
+                    reading = step.read(value)
+                    again = reading is not None and bool(await reading)
                 except BaseException as error:
                     self.contain(entry, "end_step", error)
         for entry, step in batch[len(replies) :]:

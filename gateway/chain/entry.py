@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from traceback import walk_tb
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Final, Literal
 
 from gateway.base.errors import Misconfigured
@@ -26,6 +26,8 @@ _NAME: Final = "_name_in_chain"
 
 HOOKS: Final = tuple(name for name, value in vars(Plugin).items() if inspect.isfunction(value) and name[0] != "_")
 
+REQUEST_HOOKS: Final = ("on_request", "request_step", "prepare")
+END_HOOKS: Final = ("on_end", "end_step", "prepare")
 TWO_FORMS: Final = (("on_request", "request_step"), ("on_end", "end_step"))
 """Hooks of which a plugin defines one: the one that waits, or the one that plans a step."""
 
@@ -60,8 +62,9 @@ class Entry:
         self.services: Services | None = None
         """The services that the plugin was started with, until it was stopped."""
         vars(plugin)[_NAME] = name
-        self.plans_request: Final = self.defines("request_step")
-        self.plans_end: Final = self.defines("end_step")
+        by_parts = self.defines("prepare") and not self.defines("on_request")
+        self.plans_request: Final = self.defines("request_step") or by_parts
+        self.plans_end: Final = self.defines("end_step") or (by_parts and not self.defines("on_end"))
         self.waits_at_end: Final = self.defines("on_end")
 
     def defines(self, *hooks: str) -> bool:
@@ -109,8 +112,8 @@ def wrong_facts(kind: type[Plugin]) -> Iterator[str]:
             yield f"`{name}` must be a tuple of types, such as `(Caller,)`"
     if not isinstance(kind.dialects, tuple) or not all(isinstance(each, type) for each in kind.dialects):
         yield "`dialects` must be a tuple of classes, such as `(Messages,)`"
-    if kind.provides and not {"on_request", "request_step"} & set(defined_hooks(kind)):
-        yield "`provides` names facts, but there is no `on_request` or `request_step` to set them"
+    if kind.provides and not {*REQUEST_HOOKS} & set(defined_hooks(kind)):
+        yield "`provides` names facts, but there is no `on_request`, `request_step` or `prepare` to set them"
 
 
 def parents(kind: type[Plugin]) -> list[type[Plugin]]:
@@ -162,7 +165,7 @@ def origin_of(error: BaseException, plugin: str = "", hook: str = "") -> dict[st
     for frame, _ in walk_tb(failed.__traceback__):
         code = frame.f_code
         if code.co_name in HOOKS and (owner := _plugin_of(frame)) is not None:
-            plugin, hook, file = plugin or name_of(owner), hook or code.co_name, code.co_filename
+            plugin, hook, file = plugin or name_of(owner), hook or code.co_name, _file_of(code, owner)
             break
         if code.co_name == "<module>":
             file = code.co_filename
@@ -182,6 +185,11 @@ def _plugin_of(frame: FrameType) -> Plugin | None:
     code = frame.f_code
     first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     return first if isinstance(first, Plugin) else None
+
+
+def _file_of(code: CodeType, owner: Plugin) -> str:
+    """Return the file of a hook; of one that `Plugin` derives of a part, that of the plugin."""
+    return inspect.getfile(type(owner)) if code.co_filename == inspect.getfile(Plugin) else code.co_filename
 
 
 def error_text(error: BaseException) -> str:

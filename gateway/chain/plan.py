@@ -12,26 +12,25 @@ holes of one script, and read its replies.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.base.errors import GatewayError
 from gateway.chain.entry import Entry
-from gateway.chain.plugin import Plan, PlanPart
+from gateway.chain.plugin import Plan, PlanPart, PlanParts, Values, defines
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.domain.facts import Caller
 from gateway.operations.operation import Operation
-from gateway.store.client.client import Argument
-from gateway.store.client.steps import Declared, Filled
+from gateway.store.client.steps import Filled
 
 MOST: Final = 4096
 """Plans that are kept, of all credentials. Each takes some 9 KiB."""
 NONE: Final[tuple[str, ...]] = ()
 
 
-Read = tuple[int, Entry, Callable[[Exchange, Any], Awaitable[bool | None] | None], int]
-"""A part that reads: its place in the list, its entry, its method, and the place of its reply, -1 without one."""
+Read = tuple[int, Entry, Callable[[Exchange, Any], Awaitable[bool | None] | None]]
+"""What reads the reply of a step: the place of its plugin in the list, its entry, and the method of its part."""
 
 
 class PlannedChain:
@@ -41,19 +40,16 @@ class PlannedChain:
         self.credential = credential
         """What the caller sent, as `credential_of` gives it."""
         self.entries: list[Entry] = []
-        self.fills: list[Callable[[Exchange, Body], Sequence[Argument] | None]] = []
+        self.parts = PlanParts()
+        self.fills: list[Callable[[Exchange, Body], Values | Coroutine[Any, Any, Values]]] = []
         self.begins: list[Callable[[Exchange], None]] = []
         self.begun: list[Entry] = []
         """Those whose `begin` stands for their `on_request`, which then is not called."""
         self.reads: list[Read] = []
         self.request: Filled | None = None
-        self.first = 0
-        """The place in the list of the first part with a step."""
         self.end: Filled | None = None
-        self.ended = 0
-        """How many steps the end has."""
-        self.end_fills: list[Callable[[Exchange], Sequence[Argument] | None]] = []
-        self.end_reads: list[tuple[Entry, Callable[[Exchange, Any], None], int]] = []
+        self.end_fills: list[Callable[[Exchange], Values]] = []
+        self.end_reads: list[tuple[Entry, Callable[[Exchange, Any], bool | None]]] = []
 
     def prepare(self, plan: Plan, entries: Sequence[Entry]) -> bool:
         """Ask the plugins for their parts. Return whether there are any to be used."""
@@ -68,39 +64,24 @@ class PlannedChain:
         if not any(Caller in entry.plugin.provides for entry, _ in parts):
             return False
         self.entries = [entry for entry, _ in parts]
-        self._use(parts)
-        self._use_ends(parts[::-1])
-        return True
-
-    def _use(self, parts: Sequence[tuple[Entry, PlanPart]]) -> None:
-        asked: list[Declared] = []
+        self.parts = PlanParts((entry.plugin, (part, None)) for entry, part in parts)
         for place, (entry, part) in enumerate(parts):
-            if part.request is not None:
-                self.first = self.first if asked else place
-                asked.append(part.request)
-            if _defines(part, "fill"):
+            if defines(part, PlanPart, "fill"):
                 self.fills.append(part.fill)
-            if _defines(part, "begin"):
+            if defines(part, PlanPart, "begin"):
                 self.begins.append(part.begin)
                 self.begun += () if entry.plans_request else (entry,)
-            if _defines(part, "read") or part.request is not None:
-                self.reads.append((place, entry, part.read, -1 if part.request is None else len(asked) - 1))
-        self.request = Filled(asked) if asked else None
-
-    def _use_ends(self, parts: Sequence[tuple[Entry, PlanPart]]) -> None:
-        steps: list[Declared] = []
-        for entry, part in parts:
-            if part.end is not None:
-                steps.append(part.end)
-            if _defines(part, "fill_end"):
+            if part.request is not None:
+                self.reads.append((place, entry, part.read))
+        for entry, part in reversed(parts):
+            if defines(part, PlanPart, "fill_end"):
                 self.end_fills.append(part.fill_end)
-            if _defines(part, "read_end"):
-                self.end_reads.append((entry, part.read_end, -1 if part.end is None else len(steps) - 1))
-        self.end, self.ended = Filled(steps) if steps else None, len(steps)
-
-
-def _defines(part: PlanPart, method: str) -> bool:
-    return getattr(type(part), method) is not getattr(PlanPart, method)
+            if part.end is not None:
+                self.end_reads.append((entry, part.read_end))
+        asked = [part.request for _, part in parts if part.request is not None]
+        ended = [part.end for _, part in reversed(parts) if part.end is not None]
+        self.request, self.end = Filled(asked) if asked else None, Filled(ended) if ended else None
+        return True
 
 
 class Plans:
@@ -135,7 +116,7 @@ class Plans:
         if (found := self._by_credential.get(credential)) is not None and key in found[1]:
             return
         planned = PlannedChain(credential)
-        made = planned if planned.prepare(Plan(exchange), self._entries) else None
+        made = planned if planned.prepare(Plan(exchange, kept=True), self._entries) else None
         if self._kept >= MOST:
             self._drop(next(iter(self._by_credential)))
         self._by_credential.setdefault(credential, (caller, {}))[1][key] = made

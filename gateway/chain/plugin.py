@@ -11,16 +11,18 @@ The gateway guarantees:
 5. An exchange keeps the chain that it began with, also when the configuration is reloaded.
 6. A hook that a plugin does not define costs nothing.
 
-A plugin that only needs the store to run a function has `request_step` in place of `on_request`, and `end_step` in place of
-`on_end`: they return a `Step`, and the gateway sends those of all plugins together. The order of the list decides as before.
+A plugin that only needs the store to run a function has `prepare` in place of `on_request` and `on_end`: it returns a `PlanPart`,
+whose steps the gateway sends together with those of the other plugins. The order of the list decides as before. What a part cannot
+do has `request_step` and `end_step`, which return a `Step`.
 
 A plugin says for which version of this contract it is made: `API = 1` in its module or in its class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
 
@@ -31,58 +33,95 @@ from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.store.client.client import Argument
-from gateway.store.client.steps import Declared, Step
+from gateway.store.client.steps import Declared, Step, forget
 
 Fact = TypeVar("Fact")
+
+NO_BODY: Final = cast(Body, None)
+"""What `fill` is given of a part that does not read the body."""
 
 PLUGIN_API: Final = 1
 """The version of this contract. It changes when a plugin that kept the contract before would break."""
 
 
-class Plan:
-    """What all requests of one caller for one model have in common, given to `prepare`, with the facts of the first of them."""
+class BodyUnread(Exception):
+    """Raised by `Plan.model` before the body is read. The gateway reads it, and calls `prepare` again."""
 
-    def __init__(self, exchange: Exchange) -> None:
+
+class Plan:
+    """What a part is made for: all requests of one caller for one model, or one request alone.
+
+    `request`: that one request; None for a part that is kept, which may not rest on anything that its next request has otherwise.
+    """
+
+    def __init__(self, exchange: Exchange, *, kept: bool = False) -> None:
         self.operation = exchange.request.operation
-        self.model = exchange.model
         self.generation = exchange.generation
+        self.request = None if kept else exchange.request
         self._exchange = exchange
+
+    @property
+    def model(self) -> str:
+        """The model that the body names. A part that needs none is made before the body is read."""
+        if not self._exchange.model:
+            raise BodyUnread
+        return self._exchange.model
 
     def __getitem__(self, fact: type[Fact]) -> Fact:
         return self._exchange[fact]
 
 
 class StalePlan(Exception):
-    """Raised by `PlanPart.fill` where the plan rests on something that has changed. The request runs the hooks."""
+    """Raised by `PlanPart.fill` where the part rests on something that has changed. Another one is made for the request."""
+
+
+Values = Sequence[Argument] | None
+"""What fills the holes of a step; None for no step."""
 
 
 class PlanPart:
-    """What a plugin does for each request of a plan, in place of its hooks. A method that a class does not define costs nothing.
+    """What a plugin does before a request and at its end, without waiting. A method that a class does not define costs nothing.
 
-    `request` and `end` are the steps, None for none. No method waits. `fill` and `read` see requests in the order of the list,
-    `fill_end` and `read_end` in the reverse order. The end is the plan's where the request was answered whole; otherwise, and where
-    a part declines, the end hooks run, so a part leaves what they need.
+    `request` and `end` are the steps, None for none. `fill` and `read` see requests in the order of the list, `fill_end` and
+    `read_end` in the reverse order. A part is kept for many requests, so what belongs to one of them is a fact of its exchange.
+    `reads_body`: whether `fill` reads the body, which is else not waited for, and may be missing.
     """
 
     request: Declared | None = None
     end: Declared | None = None
+    reads_body: bool = True
 
-    def fill(self, exchange: Exchange, body: Body) -> Sequence[Argument] | None:
-        """Return what fills the holes of `request`, or None where this request is to run the hooks. Do nothing that counts yet."""
+    def fill(self, exchange: Exchange, body: Body) -> Values | Coroutine[Any, Any, Values]:
+        """Return what fills the holes of `request`, None where this request needs no step, or a coroutine where that must wait.
+
+        May raise `Refused`. May be called again for the same request: do nothing yet that must happen once.
+        """
         return ()
 
     def begin(self, exchange: Exchange) -> None:
         """Do what is to be done once, when all parts are filled and nothing is sent yet."""
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[bool | None] | None:
-        """Read the reply of `request`, None without one. Return None where the request may pass, or what `Step.read` does then."""
+        """Read the reply of `request`. Return None where the request may pass, or what `Step.read` does then."""
 
-    def fill_end(self, exchange: Exchange) -> Sequence[Argument] | None:
-        """Return what fills the holes of `end`, or None where the end hooks are to run."""
+    def fill_end(self, exchange: Exchange) -> Values:
+        """Return what fills the holes of `end`, or None where this request needs no step. May be called again."""
         return ()
 
-    def read_end(self, exchange: Exchange, reply: Any) -> None:
-        """Read the reply of `end`."""
+    def read_end(self, exchange: Exchange, reply: Any) -> bool | None:
+        """Read the reply of `end`. Return True where the plugins above must do their ends by what this has changed."""
+
+    async def lost_end(self, exchange: Exchange, error: Exception) -> None:
+        """Do what is to be done where `end` failed, or may have."""
+
+
+class PlanParts(dict["Plugin", tuple[PlanPart, Step | None]]):
+    """The parts of an exchange, by their plugins, each with the step of its request; None where a plan sent it."""
+
+
+def took_nothing(plugin: Plugin, exchange: Exchange) -> None:
+    """Say of a request that is being refused that there is nothing to give back: the end of the plugin's part is not run."""
+    exchange[PlanParts] = PlanParts((each, part) for each, part in exchange[PlanParts].items() if each is not plugin)
 
 
 class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):
@@ -117,13 +156,37 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
 
         In place of `on_request`. What the plugins above have planned has not happened yet, and may refuse the request. Called again
         where one of them finds that its plan rested on something that has changed: do nothing here that must happen once.
+        Of a plugin with `prepare`, this is the step of its part.
         """
+        try:
+            part = self.prepare(Plan(exchange))
+        except BodyUnread:
+            await exchange.body()
+            part = self.prepare(Plan(exchange))
+        if part is None:
+            return None
+        reads = part.reads_body and defines(part, PlanPart, "fill")
+        body = await exchange.body() if reads else NO_BODY
+        try:
+            values = part.fill(exchange, body)
+        except StalePlan:  # between two lines, as at midnight
+            return await self.request_step(exchange)
+        if isinstance(values, Coroutine):
+            values = await values
+        if values is None:
+            return None
+        parts = exchange.get(PlanParts) or PlanParts()
+        if self not in parts:
+            part.begin(exchange)
+        step = None if part.request is None else part.request.step(exchange.id, values, partial(part.read, exchange))
+        exchange[PlanParts] = PlanParts({**parts, self: (part, step)})
+        return step
 
     def prepare(self, plan: Plan) -> PlanPart | None:
-        """Return what stands for the hooks of a request and its end in the requests of one token and model, or None for the hooks.
+        """Return what this plugin does for the requests of one caller and one model, with the facts of the first: `plan[Caller]`.
 
-        Called once a plan, with the facts of a request that the hooks have admitted: `plan[Caller]`. The requests of the plan run
-        the hooks from the first plugin on that returns None, as where this returns nothing.
+        Called for a request alone (`plan.request`), and once for all of a plan, whose parts are kept. None: nothing is done for the
+        request; in a plan, its requests run the hooks from here on.
         """
 
     async def explain(self, exchange: Exchange) -> str | None:
@@ -168,5 +231,28 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Return the step that releases what the request hook reserved, or None. In place of `on_end`.
 
-        Called again where the step of a plugin below says so, before this one's step has run.
+        Called again where the step of a plugin below says so, before this one's step has run. Of a plugin with `prepare`, this is
+        the step of its part, where that of the request has run, or may have.
         """
+        parts = exchange.get(PlanParts)
+        if parts is None or self not in parts:
+            return None
+        part, asked = parts[self]
+        if asked is not None:
+            forget(asked)
+            if not asked.may_have_run:
+                return None
+        values = part.fill_end(exchange)
+        if values is None or part.end is None:
+            return None
+
+        async def read(reply: Any) -> bool | None:
+            return part.read_end(exchange, reply)
+
+        failed = partial(part.lost_end, exchange) if defines(part, PlanPart, "lost_end") else None
+        return part.end.step(exchange.id, values, read, failed)
+
+
+def defines(one: object, base: type, method: str) -> bool:
+    """Return whether the class of an object overrides a method of its base class."""
+    return getattr(type(one), method) is not getattr(base, method)

@@ -8,7 +8,7 @@ says so may change the request, in its `on_request` or its `explain`.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.log import log
 from gateway.chain.entry import PLUGIN_ERRORS, Entry, is_cancellation, origin_of, place_of_hook
 from gateway.chain.plan import PlannedChain
-from gateway.chain.plugin import StalePlan
+from gateway.chain.plugin import PlanParts, StalePlan
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
@@ -81,8 +81,10 @@ class RequestHooks:
         exchange, client, command = self._exchange, self._client, _command(plan, self._exchange, body)
         if command is None:
             return 0
+        exchange[PlanParts] = plan.parts
         for begin in plan.begins:
             begin(exchange)
+        self._begun = plan.begun
         self._entered += plan.entries
         replies: Sequence[Any] = ()
         if plan.request is not None:
@@ -90,17 +92,13 @@ class RequestHooks:
             try:
                 replies = await client.send(command, plan.request.script)
             except GatewayError as error:  # the script may have run; the steps of the hooks have the same effect then
-                entry = plan.entries[plan.first]
                 self._spent_s = time.monotonic() - began
-                if self._spent_s >= client.timeout_s and not self._ignores(entry, "prepare", error):
+                if self._spent_s >= client.timeout_s and not self._ignores(plan.reads[0][1], "prepare", error):
                     raise
-                self._begun = plan.begun
-                return plan.first
-        for place, entry, read, number in plan.reads:
-            status, value = replies[number] if number >= 0 else (RAN, None)
+        for number, (place, entry, read) in enumerate(plan.reads):
+            status, value = replies[number] if number < len(replies) else (FAILED, None)
             if status == FAILED or isinstance(value, Exception):
-                self._begun = plan.begun
-                return plan.first
+                return place
             try:
                 reading = read(exchange, value)
             except BaseException as error:
@@ -108,7 +106,6 @@ class RequestHooks:
                     raise
                 continue
             if (reading is not None or status != RAN) and await self._again_after(entry, status, reading):
-                self._begun = plan.begun
                 return place + 1
         return len(plan.entries)
 
@@ -282,8 +279,12 @@ def _command(plan: PlannedChain, exchange: Exchange, body: Body) -> bytes | None
     try:
         for fill in plan.fills:
             filled = fill(exchange, body)
-            if filled is None:
-                return None
+            if type(filled) is not tuple:
+                if isinstance(filled, Coroutine):
+                    filled.close()
+                    return None
+                if filled is None:
+                    return None
             values += filled
         return b"" if plan.request is None else plan.request.command(exchange.id, values)
     except PLUGIN_ERRORS as error:

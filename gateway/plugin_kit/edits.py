@@ -128,6 +128,6 @@ async def _sent(runner: ScenarioRunner, request_id: str, hook: str, step: Step |
     ]
     if (error := error_in(status, value)) is not None:
         problems.append(f"the step of `{hook}` fails: {error}")
-    elif step.read is not None:
-        await step.read(value)
+    elif step.read is not None and (reading := step.read(value)) is not None:
+        await reading
     return problems

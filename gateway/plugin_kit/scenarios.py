@@ -113,8 +113,8 @@ class ScenarioRunner:
         error = error_in(status, value)
         if error is not None and step.failed is not None:
             await step.failed(error)
-        elif error is None and step.read is not None:
-            await step.read(value)
+        elif error is None and step.read is not None and (reading := step.read(value)) is not None:
+            await reading
         return problems
 
     async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:

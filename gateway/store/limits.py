@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -95,33 +94,14 @@ class RateLimiter:
         """
         return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms, token)
 
-    def take_step(
-        self,
-        account: str,
-        request_id: str,
-        *,
-        scope: str,
-        rules: AccountLimits,
-        tokens: int,
-        lease_ms: int,
-        then: Callable[[Taken | Limited], Awaitable[None]],
-        token: TokenLimits | None = None,
-    ) -> Step:
-        """Return the step that does what `take` does. `then` is awaited with the result.
-
-        Ask `never_fits` before: the step does not know that no wait can help.
-        """
-
-        async def read(reply: Any) -> None:
-            await then(self.result(rules, token, reply))
-
-        return self.taking(account, scope, rules, lease_ms, token).step(request_id, (tokens,), read)
-
     @staticmethod
     def taking(
         account: str, scope: str, rules: AccountLimits, lease_ms: int, token: TokenLimits | None = None
     ) -> Declared:
-        """Return the declared step of `take_step`, whose hole is the number of tokens. Its reply is one for `result`."""
+        """Return the declared step that does what `take` does, whose hole is the number of tokens. Its reply is one for `result`.
+
+        Ask `never_fits` before: the step does not know that no wait can help.
+        """
         of_token = () if token is None else _numbers(token.rules)
         arguments = ("take", ID, HOLE, lease_ms, *_numbers(rules), *of_token)
         return _declared(account, scope, token.token_id if token else None, arguments)
@@ -141,7 +121,11 @@ class RateLimiter:
 
     @staticmethod
     def giving_back(account: str, scope: str, token_id: str | None) -> Declared:
-        """Return the declared step of `give_back_step`, whose hole is the number of tokens that are `counted`."""
+        """Return the declared step that releases the slot, and counts tokens in place of those that were taken. Safe to repeat.
+
+        Its hole is the number of tokens, as `counted`. `token_id`: that of the `TokenLimits` with which they were taken, if any. A
+        correction upwards may exceed the limit; the account then waits until the excess has expired.
+        """
         return _declared(account, scope, token_id, ("give_back", ID, HOLE))
 
     async def look(
@@ -156,16 +140,6 @@ class RateLimiter:
     ) -> Taken | Limited:
         """Return what `take` would return now, with what remains before it, without taking. Raises `StoreAway`."""
         return await self._decide("look", account, request_id, scope, rules, tokens, 0, token)
-
-    def give_back_step(
-        self, account: str, request_id: str, *, scope: str, tokens: int, token_id: str | None = None
-    ) -> Step:
-        """Return the step that releases the slot, and counts `tokens` in place of the tokens that were taken. Safe to repeat.
-
-        `token_id`: that of the `TokenLimits` with which they were taken, if any. A correction upwards may exceed the limit; the
-        account then waits until the excess has expired.
-        """
-        return self.giving_back(account, scope, token_id).step(request_id, (self.counted(tokens),))
 
     @staticmethod
     def counted(tokens: int) -> int:

@@ -4,7 +4,7 @@
 2. A record is replaced only if it is unchanged since it was read: no change is lost, and no deleted token comes back.
 3. An unknown token and a wrong one get the same reply, after the same work.
 4. A process remembers the tokens that it has read, so that it need not read them for each request. They may have changed: the
-   step of `Tokens.guard_step` compares each with the store for each request.
+   step of `Tokens.guard` compares each with the store for each request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -118,24 +118,16 @@ class Tokens:
     def known(self, text: str) -> Authenticated | None:
         """Return the store's last answer to this process about this text, or None.
 
-        It may have changed since: `guard_step` finds out. A token that has expired meanwhile is not known any more.
+        It may have changed since: `guard` finds out. A token that has expired meanwhile is not known any more.
         """
         return self._known.get(text)
 
-    def guard_step(self, known: Authenticated, then: Callable[[Authenticated | TokenRefused], Awaitable[bool]]) -> Step:
-        """Return a step that ends the script where the store's token or account differs from the remembered one.
-
-        `then` is awaited only in that case, with what `authenticate` would return or raise now.
-        """
-
-        async def read(reply: Any) -> bool:
-            return reply != 1 and await then(self.now(known, reply))
-
-        return self.guard(known).step("", (), read)
-
     @staticmethod
     def guard(known: Authenticated) -> Declared:
-        """Return the declared step of `guard_step`. Its reply is 1, or one for `now`."""
+        """Return a step that ends the script where the store's token or account differs from the remembered one.
+
+        Its reply is 1, or one for `now` where they differ.
+        """
         account_id, _, short_id = known.token.id.rpartition("-")
         keys = tokens_key(account_id), account_key(account_id)
         return Declared(_GUARD, keys, (short_id, known.record, *known.profile))

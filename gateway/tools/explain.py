@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.base.errors import GatewayError, Refused, as_refused
 from gateway.chain.chain import Chain
-from gateway.chain.entry import Entry, error_text, is_cancellation
+from gateway.chain.entry import REQUEST_HOOKS, Entry, error_text, is_cancellation
 from gateway.chain.request_hooks import ExplainHooks
 from gateway.chat.request import Body, BodyRules, checked
 from gateway.chat.usage import Usage
@@ -153,7 +153,7 @@ async def explain(
 async def _decision(entry: Entry, exchange: Exchange) -> Decision:
     if missing := [fact.__name__ for fact in entry.plugin.requires if fact not in exchange]:
         return Decision(entry.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
-    if not entry.defines("on_request", "request_step"):
+    if not entry.defines(*REQUEST_HOOKS):
         return Decision(entry.name, "passes", "has no part in the decision")
     before = (await exchange.body()).top if entry.plugin.edits else {}
     exchange.hooks = ExplainHooks(entry)

@@ -103,16 +103,13 @@ class UsageLog:
         """Return the address and the user agent of a request as its record has them."""
         return caller_of(self._callers, request.peer, request.headers.get("User-Agent", ""))
 
-    def submit_arrival(self, record: Record) -> SentArrival:
-        """Send an arrival with the other calls of this tick; the caller must await what is returned.
+    def submit_arrival(self, arrival: Record | bytes) -> SentArrival:
+        """Send an arrival, a record or its line, with the other calls of this tick; the caller must await what is returned.
 
         It ends when the arrival is written, or in `StoreAway`: then the request must be refused, and the arrival is in the spool
         unless the disk does not accept it either.
         """
-        return self.submit_arrival_line(encode(record))
-
-    def submit_arrival_line(self, line: bytes) -> SentArrival:
-        """Do as `submit_arrival` with the line of a record."""
+        line = arrival if isinstance(arrival, bytes) else encode(arrival)
         sent = self.send(line)
         crash_points.point("arrival.sent")
         return SentArrival(self, line, sent)

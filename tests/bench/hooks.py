@@ -1,8 +1,9 @@
-"""Count what each hook costs, in instructions: `python -m tests.bench.hooks [--write]`.
+"""Count what each hook costs, in instructions: `python -m tests.bench.hooks [--write] [USE ...]`.
 
 One plugin is added to the whole chain, with one hook that does nothing, and the instructions of a request and of an event are
 counted as in `tests.bench.instructions`; then the same of shipped plugins, with a collector for `otel`. The tables have the
-differences from the chain without them. `--write` puts them into HOOKS.md beside this file.
+differences from the chain without them. `--write` puts them into HOOKS.md beside this file. `USE`: plugins to measure in place
+of these, as a list `plugins` names them, with their settings; a file of this folder is found.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +38,7 @@ VARIANTS: Final = {
     "none": "",
     "no hook": "one_hook:Nothing",
     "`on_request`": "one_hook:OnRequest",
+    "`prepare`": "one_hook:Prepare",
     "`request_step`": "one_hook:RequestStep",
     "`on_failover`": "one_hook:OnFailover",
     "`on_response`": "one_hook:OnResponse",
@@ -123,11 +125,14 @@ class Reloaded(Worker):
         return (self._folder / "log").read_text().count('"event": "reloaded"')
 
 
-def measured() -> Iterator[tuple[str, Figures]]:
+def measured(variants: Mapping[str, str], shipped: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Figures]]:
     """Yield each variant with its instructions."""
     with tempfile.TemporaryDirectory(prefix="hooks") as name:
         folder = Path(name)
         shutil.copy(one_hook.__file__, folder)
+        for use in variants.values():
+            if (own := Path(f"{use.partition(':')[0]}.py")).exists():
+                shutil.copy(own, folder)
         store = EmbeddedStore.start(folder / "store")
         collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
         port = collector.server_address[1]
@@ -136,11 +141,11 @@ def measured() -> Iterator[tuple[str, Figures]]:
             worker = Reloaded(folder, store.url)
             with worker.running():
                 worker.prepare()
-                for variant, use in VARIANTS.items():
+                for variant, use in variants.items():
                     worker.use(*filter(None, [use]))
                     yield variant, worker.figures()
                 address = f"'http://127.0.0.1:{port}/v1/traces'"
-                for variant, uses in SHIPPED.items():
+                for variant, uses in shipped.items():
                     worker.use(*(use.replace("COLLECTOR", address).replace("QUEUE", str(BATCH)) for use in uses))
                     yield variant, worker.figures(REQUESTS_SHIPPED)
         finally:
@@ -161,14 +166,22 @@ def table(found: dict[str, Figures], variants: Iterable[str]) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--write", action="store_true", help="write the table into HOOKS.md")
+    options.add_argument(
+        "use", nargs="*", metavar="USE", help="a plugin to measure, as in my_plugin:Mine or 'NAME {SETTING: 1}'"
+    )
     arguments = options.parse_args()
     if lacking := missing():
         sys.exit(f"this machine lacks {lacking}: apt-get install valgrind")
     found: dict[str, Figures] = {}
-    for variant, figures in measured():
+    own = {f"`{use}`": use for use in arguments.use}
+    variants = {"none": "", **own} if own else VARIANTS
+    for variant, figures in measured(variants, {} if own else SHIPPED):
         found[variant] = figures
         print(variant, figures, flush=True)
-    hooks = table(found, list(VARIANTS)[1:])
+    hooks = table(found, list(variants)[1:])
+    if own:
+        print(hooks)
+        return
     shipped = table(found, SHIPPED).replace("one more plugin with", "one more plugin")
     print(f"{hooks}\n{shipped}")
     if arguments.write:

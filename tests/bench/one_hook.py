@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway import Delta, Exchange, Plugin, Script, Services, Step
+from gateway import Declared, Delta, Exchange, Plan, PlanPart, Plugin, Script, Services, Step
 
 LOOK = Script("look", "return 1")
 
@@ -27,6 +27,21 @@ class RequestStep(Nothing):
 
     async def request_step(self, exchange: Exchange) -> Step:
         return Step(LOOK, self._keys)
+
+
+class Prepare(Nothing):
+    """The same plugin, whose step is kept for all requests of a caller and a model."""
+
+    async def start(self, services: Services) -> None:
+        self._part = LookPart()
+        self._part.request = Declared(LOOK, [services.key("{bench}")])
+
+    def prepare(self, plan: Plan) -> PlanPart:
+        return self._part
+
+
+class LookPart(PlanPart):
+    """A part with a step that has no holes."""
 
 
 class OnResponse(Nothing):

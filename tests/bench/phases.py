@@ -51,13 +51,12 @@ PHASES: Final[dict[str, str]] = {
     "B body: check": "Gateway.check check check_in_steps",
     "C chain in: mechanics": """
         Chain.request RequestHooks.run RequestHooks._plan RequestHooks._send RequestHooks._replies
-        RequestHooks._again_after RequestHooks.run_plan _command Plans.find""",
+        RequestHooks._again_after RequestHooks.run_plan _command Plans.find Plugin.request_step""",
     "C usage-logger in": "UsageLogger.on_request UsagePart.fill UsagePart.begin",
-    "C auth in": "Auth.request_step Tokens.guard_step.<locals>.read AuthPart.fill AuthPart.read",
-    "C rate-limit in": """
-        RateLimit.request_step RateLimiter.take_step.<locals>.read LimitsPart.fill LimitsPart.begin LimitsPart.read""",
-    "C quota in": "Quota.request_step Wallet.hold_step.<locals>.read QuotaPart.fill QuotaPart.read",
-    "C model-routing in": "ModelRouting.on_request RoutePart.read",
+    "C auth in": "Auth.request_step AuthPart.fill AuthPart.read",
+    "C rate-limit in": "LimitsPart.fill LimitsPart.read",
+    "C quota in": "QuotaPart.fill QuotaPart.read",
+    "C model-routing in": "ModelRouting.on_request RoutePart.fill",
     "D steps to a script": "run_steps submit retried",
     "D pack and write": """
         Client.run Client.submit Client.send SingleServer.submit SingleServer.send Connection.send Connection._flush
@@ -72,12 +71,12 @@ PHASES: Final[dict[str, str]] = {
     "H conclude, meter": "UpstreamCall._answer UpstreamCall._conclude meter_stream conclude",
     "I chain out: mechanics": """
         ExchangeRunner._end Chain.end run_end_hooks EndHooks.run EndHooks._submit
-        EndHooks._receive EndHooks._read end_by_plan _replies_to""",
+        EndHooks._receive EndHooks._read end_by_plan _replies_to Plugin.end_step""",
     "J usage-logger out: record": "UsageLogger.end_step UsagePart.fill_end",
     "J usage-logger out: encode": "line_of encode checked",
     "J usage-logger out: reply": "UsageLog.end_step.<locals>.read UsagePart.read_end",
-    "J quota out": "Quota.end_step Wallet.settle_step.<locals>.read QuotaPart.fill_end QuotaPart.read_end",
-    "J rate-limit out": "RateLimit.end_step RateLimit._released LimitsPart.fill_end LimitsPart.read_end",
+    "J quota out": "QuotaPart.fill_end QuotaPart.read_end",
+    "J rate-limit out": "LimitsPart.fill_end",
     "J auth out": "Auth.end_step AuthPart.fill_end",
     "K replay buffers": "ReplayBuffer.add",
     "L metrics": "Metrics.ended",

@@ -42,8 +42,8 @@ class ScopedLimits:
         )
 
     async def give_back(self, request_id: str, tokens: int = 0, token_id: str | None = None) -> None:
-        step = self.limits.give_back_step("alice", request_id, scope=self.scope, tokens=tokens, token_id=token_id)
-        await self.limits.run(step)
+        declared = self.limits.giving_back("alice", self.scope, token_id)
+        await self.limits.run(declared.step(request_id, (self.limits.counted(tokens),)))
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ ID_LENGTH: Final = 36
 Reply = Sequence[Any]
 """Of a step: its state, and its reply, or the text of the error where it failed."""
 
+Read = Callable[[Any], Awaitable[bool | None] | None]
+
 Result = TypeVar("Result")
 
 
@@ -57,9 +59,10 @@ class Step(msgspec.Struct, eq=False):
     script: Script
     keys: Sequence[str]
     arguments: Sequence[Argument] = ()
-    read: Callable[[Any], Awaitable[bool | None]] | None = None
-    """Awaited with the reply, which has bytes for strings. In a request it may raise `Refused`. Where the step did not let those
-    after it run, it raises, or returns True: then their plugins plan again, since what they planned with has changed."""
+    read: Read | None = None
+    """Called with the reply, which has bytes for strings, and awaited if it returns something to await. In a request it may raise
+    `Refused`. Where the step did not let those after it run, it raises, or gives True: then their plugins plan again, since what
+    they planned with has changed."""
     failed: Callable[[GatewayError], Awaitable[None]] | None = None
     """For a step of an end: awaited with the error where the step failed, or may have."""
     may_have_run: bool = False
@@ -87,7 +90,7 @@ class Declared(msgspec.Struct, frozen=True):
         self,
         request_id: str,
         values: Sequence[Argument] = (),
-        read: Callable[[Any], Awaitable[bool | None]] | None = None,
+        read: Read | None = None,
         failed: Callable[[GatewayError], Awaitable[None]] | None = None,
     ) -> Step:
         """Return the step of one request. `values` fill the holes in their order."""

@@ -14,18 +14,18 @@ Amounts are micros below 2^53, times are milliseconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
 
 from gateway.base import crash_points, ids
-from gateway.base.errors import GatewayError, StoreAway, StoreError
+from gateway.base.errors import StoreAway, StoreError
 from gateway.domain.budgets import Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.durability import ReplayBuffer
-from gateway.store.client.steps import HOLE, ID, Declared, Step, retried
+from gateway.store.client.steps import HOLE, ID, Declared, retried
 from gateway.store.money.archive import Archive
 from gateway.store.money.audit import AccountAudit, read_ledger
 from gateway.store.money.budgets import arguments_of, limits_of, read_budgets
@@ -123,32 +123,8 @@ class Wallet:
         seconds, micros = await self._client.call("TIME")
         ids.follow(int(seconds) * 1000 + int(micros) // 1000)
 
-    def hold_step(
-        self,
-        account: str,
-        request_id: str,
-        *,
-        amount: int,
-        floor: int,
-        lease_ms: int,
-        fingerprint: str,
-        max_holds: int,
-        then: Callable[[HoldReply], Awaitable[None]],
-        budgets: Sequence[Budget] = (),
-    ) -> Step:
-        """Return the step that does what `hold` does. `then` is awaited with the result."""
-
-        async def read(reply: list[Any]) -> None:
-            held = self.held(request_id, reply)
-            if held.outcome is Hold.SKEW:
-                await self.follow_clock()
-            await then(held)
-
-        values = self.to_hold(amount, floor, fingerprint)
-        return self.holding(account, lease_ms, max_holds, budgets).step(request_id, values, read)
-
     @staticmethod
-    def to_hold(amount: int, floor: int, fingerprint: str) -> Sequence[int | str]:
+    def to_hold(amount: int, floor: int, fingerprint: str) -> tuple[int, int, str]:
         """Return what fills the holes of `holding`."""
         crash_points.point("hold.before")
         return amount, min(floor, amount), fingerprint
@@ -159,54 +135,30 @@ class Wallet:
         return hold_reply(checked(reply, request_id))
 
     def holding(self, account: str, lease_ms: int, max_holds: int, budgets: Sequence[Budget] = ()) -> Declared:
-        """Return the declared step of `hold_step`, whose holes `to_hold` fills."""
+        """Return the declared step that does what `hold` does, whose holes `to_hold` fills. Its reply is one for `held`."""
         arguments = (ID, HOLE, HOLE, lease_ms, HOLE, max_holds, *self._window, *arguments_of(budgets))
         return Declared(self.scripts["hold"], keys_of(account), arguments)
 
-    def settle_step(
-        self,
-        account: str,
-        request_id: str,
-        cost: int,
-        *,
-        then: Callable[[Settled], Awaitable[bool]],
-        answered: bool = False,
-        marks: str = "",
-    ) -> Step:
-        """Return the step that settles, or releases where the cost is 0. `then` is awaited with the result.
-
-        `answered`: the request is settled also where the cost is 0, and so counts in budgets of requests. `marks`: those that
-        its hold returned.
-        """
-        settlement = Settlement(account, request_id, cost, "settle" if cost or answered else "release", marks)
-
-        async def read(reply: list[Any]) -> bool:
-            return await then(self.settled(settlement, reply))
-
-        async def failed(_: GatewayError) -> None:
-            await then(await self._resolve(settlement))
-
-        return self.settling(account, marked=bool(marks)).step(request_id, self.to_settle(settlement), read, failed)
-
     @staticmethod
-    def to_settle(settlement: Settlement) -> Sequence[int | str]:
+    def to_settle(settlement: Settlement) -> tuple[str, int, str]:
         """Return what fills the holes of `settling`."""
         crash_points.point("settle.before")
-        kind, cost, marks = settlement.kind, settlement.cost, settlement.marks
-        return (kind, cost, marks) if marks else (kind, cost)
+        return settlement.kind, settlement.cost, settlement.marks
 
-    def settling(self, account: str, *, marked: bool) -> Declared:
-        """Return the declared step of `settle_step`, whose holes `to_settle` fills. `marked`: the hold has marks."""
-        marks = (HOLE,) if marked else ()
-        return Declared(self.scripts["settle"], keys_of(account), (ID, HOLE, HOLE, *self._window, *marks))
+    def settling(self, account: str) -> Declared:
+        """Return the declared step of a settlement, whose holes `to_settle` fills. Its reply is one for `settled`.
+
+        Give a settlement whose step failed to `resolve`.
+        """
+        return Declared(self.scripts["settle"], keys_of(account), (ID, HOLE, HOLE, *self._window, HOLE))
 
     async def settle(self, account: str, request_id: str, cost: int, marks: str = "") -> Settled:
-        """Charge a request its cost and end its hold. With a journal, no error of the store is raised."""
-        return await self._resolve(Settlement(account, request_id, cost, marks=marks))
+        """Charge a request its cost and end its hold, as `resolve` does."""
+        return await self.resolve(Settlement(account, request_id, cost, marks=marks))
 
     async def release(self, account: str, request_id: str, marks: str = "") -> Settled:
         """End a hold without a charge, as `settle` does."""
-        return await self._resolve(Settlement(account, request_id, kind="release", marks=marks))
+        return await self.resolve(Settlement(account, request_id, kind="release", marks=marks))
 
     async def credit(self, account: str, transaction: str, amount: int) -> Credited:
         """Add to the balance of an account that is not closed, once for each transaction id."""
@@ -275,7 +227,8 @@ class Wallet:
         except (LookupError, ValueError) as error:
             raise StoreError(f"what is stored of it is not as it was written ({error!r}): restore the store") from None
 
-    async def _resolve(self, settlement: Settlement) -> Settled:
+    async def resolve(self, settlement: Settlement) -> Settled:
+        """Do what a settlement says. With a journal, no error of the store is raised."""
         try:
             return await retried(partial(self.deliver, settlement), self._retry_for_s)
         except asyncio.CancelledError:

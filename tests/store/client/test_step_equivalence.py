@@ -19,7 +19,7 @@ from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client, Script
 from gateway.store.client.steps import STOPPED, Step, error_in, run_steps
 from gateway.store.limits import RateLimiter, TokenLimits
-from gateway.store.money.wallet import Wallet
+from gateway.store.money.wallet import Settlement, Wallet
 from gateway.store.tokens import Authenticated, Tokens
 from tests.store.conftest import request_id_at
 from tests.store.money.wallet_machine import REAL_STAMP
@@ -45,14 +45,6 @@ def on_test_clock(script: Script) -> Script:
     return Script(script.name, text.replace(REAL_STAMP, '"XADD", ledger, string.format("%d-*", clock())'))
 
 
-async def passed(_: object) -> None:
-    pass
-
-
-async def unchanged(_: object) -> bool:
-    return False
-
-
 class Account:
     """One account, with what a gateway plans for its requests."""
 
@@ -73,37 +65,20 @@ class Account:
         assert self.known is not None
         rules = AccountLimits(3 + numbers[0] % 3, 100, 2)
         if operation == "request":
-            yield self.tokens.guard_step(self.known, unchanged)
+            yield self.tokens.guard(self.known).step("")
             for scope in ("one", "two"):
                 token = TokenLimits("its-token", AccountLimits(4, 90, 1)) if scope == "two" else None
-                yield self.limits.take_step(
-                    self.name,
-                    request_id,
-                    scope=scope,
-                    rules=rules,
-                    tokens=numbers[1] % 60,
-                    lease_ms=600_000,
-                    then=passed,
-                    token=token,
-                )
-            yield self.wallet.hold_step(
-                self.name,
-                request_id,
-                amount=numbers[2] % 120,
-                floor=numbers[3] % 9,
-                lease_ms=4000,
-                fingerprint=f"{numbers[4] % 2}",
-                max_holds=3,
-                then=passed,
-                budgets=BUDGETS[: numbers[5] % 3],
-            )
+                taking = self.limits.taking(self.name, scope, rules, 600_000, token)
+                yield taking.step(request_id, (numbers[1] % 60,))
+            values = self.wallet.to_hold(numbers[2] % 120, numbers[3] % 9, f"{numbers[4] % 2}")
+            yield self.wallet.holding(self.name, 4000, 3, BUDGETS[: numbers[5] % 3]).step(request_id, values)
         else:
-            yield self.wallet.settle_step(self.name, request_id, numbers[1] % 90, then=unchanged)
+            cost = numbers[1] % 90
+            settlement = Settlement(self.name, request_id, cost, "settle" if cost else "release")
+            yield self.wallet.settling(self.name).step(request_id, self.wallet.to_settle(settlement))
             for scope in ("two", "one"):
                 token_id = "its-token" if scope == "two" else None
-                yield self.limits.give_back_step(
-                    self.name, request_id, scope=scope, tokens=numbers[2] % 60, token_id=token_id
-                )
+                yield self.limits.giving_back(self.name, scope, token_id).step(request_id, (numbers[2] % 60,))
 
     async def change(self, operation: str) -> None:
         """Change the account as an operator does."""

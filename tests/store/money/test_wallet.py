@@ -15,7 +15,7 @@ from gateway.base.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import Masters
 from gateway.store.client.steps import RAN, STOPPED, Step, run_steps
-from gateway.store.money.wallet import Credit, Hold, HoldReply, Settle, Settled, Wallet
+from gateway.store.money.wallet import Credit, Hold, HoldReply, Settle, Settled, Settlement, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.conftest import (
     ACCOUNT,
@@ -754,18 +754,11 @@ async def test_steps_after_a_settlement_run_only_where_its_cost_was_charged(
 ) -> None:
     request_id = new_request_id(age_s)
     await prepare(client, wallet, request_id)
-    read: list[Settled] = []
-
-    async def then(outcome: Settled) -> bool:
-        read.append(outcome)
-        return False
-
-    step = wallet.settle_step(ACCOUNT, request_id, cost, then=then)
+    settlement = Settlement(ACCOUNT, request_id, cost, "settle" if cost else "release")
+    step = wallet.settling(ACCOUNT).step(request_id, wallet.to_settle(settlement))
     after = Step(MARK, [KEY + "mark"], ["reached"])
     (first, reply), *rest = await run_steps(client, [step, after])
-    assert step.read is not None
-    await step.read(reply)
-    assert (read, first) == ([result], status)
+    assert (wallet.settled(settlement, reply), first) == (result, status)
     reached = status == RAN
     assert rest == ([[RAN, b"marked"]] if reached else [])
     assert after.may_have_run is reached
@@ -776,11 +769,8 @@ async def test_a_settlement_that_is_refused_changes_nothing_and_stops_those_afte
     await open_account(client, 100)
     wallet = Wallet(client)
 
-    async def then(_: Settled) -> bool:
-        return False
-
     steps = [
-        wallet.settle_step(ACCOUNT, "no-uuid", 12, then=then),
+        wallet.settling(ACCOUNT).step("no-uuid", wallet.to_settle(Settlement(ACCOUNT, "no-uuid", 12))),
         Step(MARK, [KEY + "mark"], ["reached"]),
     ]
     before = await client.call("DUMP", KEY + "wallet")
