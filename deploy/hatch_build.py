@@ -67,6 +67,7 @@ def build(compiled: Any, folder: Path, *flags: str) -> None:
 
     link = words("LDSHARED") or [*words("CC"), "-shared"]
     command = [*link, *words("CFLAGS", "CCSHARED"), "-O2", "-g0", "-w", *flags, f"-I{sysconfig.get_path('include')}"]
+    command += shlex.split(os.environ.get("CFLAGS", ""))  # the last one counts
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as threads:
         runs = []

@@ -98,13 +98,18 @@ PACKAGE_MODULES = {name for name, path in MODULES.items() if path.name == "__ini
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> tuple[str, ...]:
     """Return the modules of ours that a file imports, also those that only the type checker reads."""
     return tuple(_imports(path))
 
 
 def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in ("gateway", "plugins"))
         elif isinstance(node, ast.ImportFrom):
@@ -180,7 +185,7 @@ def test_there_is_no_circle_of_packages_nor_of_modules() -> None:
 
 @pytest.mark.parametrize("package", [name for name in PACKAGES if f"gateway.{name}" in PACKAGE_MODULES])
 def test_a_package_says_what_is_in_it_and_what_it_imports(package: str) -> None:
-    docstring = ast.get_docstring(ast.parse(MODULES[f"gateway.{package}"].read_text())) or ""
+    docstring = ast.get_docstring(parsed(MODULES[f"gateway.{package}"])) or ""
     assert len(docstring.splitlines()) <= 5, "three lines say what lives there and what it may import"
     sentence = docstring[docstring.find("Imports") :] if "Imports" in docstring else ""
     assert sentence, "say what it may import: `Imports ...`"
@@ -208,12 +213,12 @@ def test_every_public_name_is_there() -> None:
 
 @pytest.mark.parametrize("path", CODE, ids=MODULES)
 def test_a_file_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "the first line says what the file holds"
+    assert ast.get_docstring(parsed(path)), "the first line says what the file holds"
 
 
 @pytest.mark.parametrize("path", CODE, ids=MODULES)
 def test_a_file_is_introduced_by_a_noun_or_a_verb(path: Path) -> None:
-    first = (ast.get_docstring(ast.parse(path.read_text())) or "").split()[:1]
+    first = (ast.get_docstring(parsed(path)) or "").split()[:1]
     assert not QUESTION_WORDS & {word.strip(",:;") for word in first}, (
         "say literally what it does: the noun comes first"
     )
@@ -241,7 +246,7 @@ def test_a_folder_has_few_files() -> None:
 def classes() -> Iterator[tuple[str, ast.ClassDef, dict[str, str]]]:
     """Yield each class with its module and with the full names of what its module imports and defines."""
     for name, path in MODULES.items():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         known = {node.name: f"{name}.{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
@@ -257,7 +262,7 @@ def plain(bases: Iterable[ast.expr]) -> Iterator[str]:
 
 def used_in(module: str, name: str, but: str) -> bool:
     """Return whether a module uses one of its own names elsewhere than in the class `but`."""
-    rest = [node for node in ast.parse(MODULES[module].read_text()).body if getattr(node, "name", "") != but]
+    rest = [node for node in parsed(MODULES[module]).body if getattr(node, "name", "") != but]
     return any(isinstance(node, ast.Name) and node.id == name for each in rest for node in ast.walk(each))
 
 
@@ -270,7 +275,7 @@ def test_no_class_is_cut_in_two() -> None:
                 subclasses.setdefault(known[base], set()).add(module)
     users: dict[str, set[str]] = {}
     for name, path in MODULES.items():
-        for found in ast.walk(ast.parse(path.read_text())):
+        for found in ast.walk(parsed(path)):
             if isinstance(found, ast.ImportFrom):
                 for alias in found.names:
                     users.setdefault(f"{found.module}.{alias.name}", set()).add(name)
