@@ -156,13 +156,14 @@ async def show(at: At, request_id: RequestArgument) -> None:
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
 
-    from gateway.admin.actions.requests import record_of
+    from gateway.admin.actions.requests import record_of, sum_of
 
     record = record_of(await at.do("requests.read", request_id))
     if at.as_json:
         print_json(record)
         return
-    print_fields({name: _plain(value) for name, value in msgspec.to_builtins(record).items()})
+    fields = {name: _plain(value) for name, value in msgspec.to_builtins(record).items()}
+    print_fields(fields | {"charge": f"{amount(record.charge_micros)}{sum_of(record)}"})
 
 
 @usage.command()

@@ -263,6 +263,14 @@ def test_an_id_may_be_spelled_otherwise(rows: UsageDatabase) -> None:
     assert record.id in run("usage", "show", f'"{record.id}",')
 
 
+def test_a_record_is_shown_with_its_charge_as_tokens_by_prices(rows: UsageDatabase) -> None:
+    price = {"input": 150_000, "output": 600_000, "ratio": "1"}
+    tokens = {"prompt_tokens": 11, "completion_tokens": 7, "usage_source": "upstream"}
+    record = end(arrival(), **tokens, charge_micros=6, price=price)
+    rows.write([record])
+    assert "0.000006 = 11 of input x 0.15 + 7 of output x 0.60 a million" in run("usage", "show", record.id)
+
+
 def test_a_request_is_traced_by_the_id_of_its_answer(rows: UsageDatabase) -> None:
     mine = end(
         arrival(), account="alice", completion_id="chatcmpl-7", token_id="alice-1a2b3c4d", tags={"tenant": "acme"}
