@@ -7,7 +7,8 @@ COMPILED := $(wildcard gateway/*/*.pxd)
 
 # Tests of what is compiled, which run a second time as Python. The source is one: what may differ is how C reads it.
 PURE := $(patsubst %,tests/chat/test_%.py,events sse template) \
-  $(patsubst %,tests/proxy/test_%.py,chunk_hooks chunks relay upstream) $(patsubst %,tests/whole/test_%.py,stream tiny_pieces)
+  $(patsubst %,tests/proxy/test_%.py,chunk_hooks chunks relay upstream) $(patsubst %,tests/whole/test_%.py,stream tiny_pieces) \
+  $(patsubst %,tests/server/test_%.py,whole_request)
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.
 BESIDE := $(MAKE) --no-print-directory beside

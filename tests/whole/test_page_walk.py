@@ -76,7 +76,11 @@ class Walk:
 
     async def change(self, token: str, button: str, **fields: str) -> None:
         """Open what can be done with a token, and do it."""
-        panel = self.page.locator("details.menu", has=self.page.get_by_label(f"What can be done with {token}"))
+        await self.choose(f"What can be done with {token}", button, **fields)
+
+    async def choose(self, label: str, button: str, **fields: str) -> None:
+        """Open the menu of this label, fill in its form, and send it."""
+        panel = self.page.locator("details.menu", has=self.page.get_by_label(label))
         await self.window.press(panel.locator("summary"))
         for name, value in fields.items():
             await self.fill(panel.locator(f"[name={name}]"), value)
@@ -141,6 +145,8 @@ async def accounts(walk: Walk, house: Operated, account: str) -> None:
     assert (kept["status"], kept["group"], kept["external_id"]) == ("active", "trial", f"shop {account}")
     assert (kept["balance_micros"], kept["credit_line_micros"]) == (4_500_000, 1_000_000)
     assert (kept["budgets"]["day_micros"], kept["limits"]["concurrent"]) == (3_500_000, 4)
+    await walk.choose(f"Refund paid-{account}", "Refund", amount="1.00")
+    assert (await house.call("GET", f"/accounts/{account}"))["balance_micros"] == 3_500_000
     await walk.act("New token", "Make the token", name="laptop", days="30", models="other")
     await house.ask(await walk.secret(), "other")
     (token,) = (await house.call("GET", f"/accounts/{account}/tokens"))["data"]
