@@ -73,6 +73,7 @@ class Auth(Plugin):
 
         Where this process has read the token before, the step checks that nothing has changed. Otherwise it is read now.
         """
+        _forget(exchange)  # a plan that was stale may have set it
         try:
             credential = _credential(exchange.request.headers)
             known = self._tokens.known(credential)
@@ -87,8 +88,7 @@ class Auth(Plugin):
 
     async def changed(self, exchange: Exchange, known: Authenticated, reply: Any) -> bool:
         """Decide by the reply of a guard that found a difference. Return True: the plugins below must plan again."""
-        del exchange[Caller], exchange[Authenticated]
-        exchange.account = exchange.token_id = exchange.group = ""
+        _forget(exchange)
         now = self._tokens.now(known, reply)
         try:
             if isinstance(now, TokenRefused):
@@ -264,6 +264,11 @@ def _wrong_header(what: str) -> Refused:
     """Return the error for a header that cannot be read, whatever the token in it is. Nothing of it is repeated."""
     text = f"The header `Authorization` {what}. Send it once, with a space in it: `Authorization: Bearer YOUR_TOKEN`."
     return Refused(401, "token_invalid", text)
+
+
+def _forget(exchange: Exchange) -> None:
+    del exchange[Caller], exchange[Authenticated]
+    exchange.account = exchange.token_id = exchange.group = ""
 
 
 def _set_token(exchange: Exchange, token_id: str) -> None:

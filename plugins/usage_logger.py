@@ -55,7 +55,7 @@ class Arrival(msgspec.Struct):
     reference: str = ""
     """What the caller names the request; only its hash is recorded, with the account as its key."""
     line: bytes = b""
-    """What a plan has sent last: the arrival or the end."""
+    """What a plan has sent last: the arrival or the end. Empty where the arrival was not its line."""
 
 
 class UsageLogger(Plugin):
@@ -213,7 +213,7 @@ class UsagePart(PlanPart):
 
     def fill_end(self, exchange: Exchange) -> Sequence[bytes] | None:
         arrival = exchange[Arrival]
-        if arrival.written is None or not arrival.written.sent.done() or arrival.reference:
+        if not arrival.line or not arrival.written or not arrival.written.sent.done() or arrival.reference:
             return None
         line = self._record.ended(exchange, arrival.line, *self._usage.caller_of(exchange.request))
         if line is None or not self._usage.takes_ends():

@@ -120,8 +120,11 @@ class PlanParts(dict["Plugin", tuple[PlanPart, Step | None]]):
 
 
 def took_nothing(plugin: Plugin, exchange: Exchange) -> None:
-    """Say of a request that is being refused that there is nothing to give back: the end of the plugin's part is not run."""
-    exchange[PlanParts] = PlanParts((each, part) for each, part in exchange[PlanParts].items() if each is not plugin)
+    """Say that the step of a plugin's part did not run, or took nothing: its end is not run, as there is nothing to give back."""
+    parts = exchange[PlanParts]
+    part, _ = parts[plugin]
+    if part.request is not None:
+        exchange[PlanParts] = PlanParts({**parts, plugin: (part, Step(part.request.script, part.request.keys))})
 
 
 class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):

@@ -16,7 +16,7 @@ from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.log import log
 from gateway.chain.entry import PLUGIN_ERRORS, Entry, is_cancellation, origin_of, place_of_hook
 from gateway.chain.plan import PlannedChain
-from gateway.chain.plugin import PlanParts, StalePlan
+from gateway.chain.plugin import PlanParts, StalePlan, took_nothing
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
@@ -95,6 +95,8 @@ class RequestHooks:
                 self._spent_s = time.monotonic() - began
                 if self._spent_s >= client.timeout_s and not self._ignores(plan.reads[0][1], "prepare", error):
                     raise
+        for _, entry, _ in plan.reads[len(replies) :] if replies else ():  # a step above stopped the script
+            took_nothing(entry.plugin, exchange)
         for number, (place, entry, read) in enumerate(plan.reads):
             status, value = replies[number] if number < len(replies) else (FAILED, None)
             if status == FAILED or isinstance(value, Exception):

@@ -304,6 +304,41 @@ async def _change_token(store: Store, **given: Any) -> object:
     return await store.tokens.change(await token_id_of(store), **given)
 
 
+async def charges_of(gateway: Running) -> int:
+    """Return how many charges the ledger of the account has."""
+    lines = (await gateway.store.wallet.ledger("tester", 100)).lines
+    return sum(line.kind == "charge" for line in lines)
+
+
+async def test_what_a_limit_refuses_gives_nothing_back(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, hooks = await gateway.token(), counted_hooks(monkeypatch)
+    await gateway.store.accounts.change("tester", limits=AccountLimits(requests_per_minute=3, concurrent=2))
+    statuses = []
+    for _ in range(6):
+        hooks.clear()
+        statuses.append((await gateway.ask(token)).status)
+    assert (statuses, hooks) == ([200] * 3 + [429] * 3, [])
+    assert await charges_of(gateway) == 3
+    assert await gateway.store.wallet.verify("tester") == []
+
+
+async def test_an_arrival_that_is_written_late_has_its_record(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = json.loads(document(upstream.base_url))
+    given["plugins"][0]["with"] = {"unknown_per_minute": 1}
+    async with running(json.dumps(given), tmp_path, store_url) as gateway:
+        token, hooks = await gateway.token(), counted_hooks(monkeypatch)
+        before, _ = await gateway.ask(token), await gateway.ask(token)
+        for _ in range(4):
+            assert (await gateway.ask("sk-wrong")).status == 401
+        hooks.clear()
+        after = await gateway.ask(token)
+        assert (after.status, hooks) == (200, [])
+        charges = [await charge_of(gateway, each.headers["x-request-id"]) for each in (before, after)]
+        assert charges[0] == charges[1] > 0
+
+
 @pytest.mark.parametrize("change", CHANGES)
 async def test_the_next_request_knows_of_each_change(
     gateway: Running, monkeypatch: pytest.MonkeyPatch, change: str
@@ -321,6 +356,7 @@ async def test_the_next_request_knows_of_each_change(
         assert hooks
         charges = [await charge_of(gateway, each.headers["x-request-id"]) for each in (before, after)]
         assert charges[1] == 3 * charges[0]
+    assert await charges_of(gateway) == 3 + (status == 200)  # what was refused has no line, and no charge of nothing
     assert await gateway.store.wallet.verify("tester") == []
     assert (await gateway.store.accounts.get("tester")).holds == 0  # type: ignore[union-attr]
 

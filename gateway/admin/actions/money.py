@@ -192,6 +192,8 @@ async def moved(account: str, transaction: str, move: Callable[[], Awaitable[Cre
         raise AccountError(f"{units(credited.amount)} of this credit is left to refund").of_kind("conflict")
     if credited.outcome is Credit.NO_REFUND:
         raise AccountError("the refund before this number is not there: give its next number").of_kind("conflict")
+    if credited.outcome is Credit.RESERVED:
+        raise AccountError("a transaction id that begins with `refund:` is that of a refund: choose another")
     if credited.outcome is Credit.CLOSED:
         raise AccountError(f"the account `{account}` is closed for good: nothing was credited")
     if credited.outcome is Credit.CONFLICT:

@@ -29,6 +29,8 @@ if refunded then
   end
   if paid < 1 or paid < -amount then return { transaction, "LESS", account.balance, paid } end
   amount = -math.min(amount == 0 and paid or -amount, math.max(0, account.balance - account.held))
+elseif transaction:find("^refund:") then  -- the refunds of a credit are found by their names
+  return { transaction, "RESERVED", account.balance }
 elseif known then
   return { transaction, known == digits(amount) and "DONE" or "CONFLICT", account.balance }
 end

@@ -122,6 +122,8 @@ class Credit(StrEnum):
     """Less of the credit is left, which is the amount of the reply."""
     NO_REFUND = "NO_REFUND"
     """A refund before this one is not there."""
+    RESERVED = "RESERVED"
+    """The transaction id is one of those of refunds."""
 
 
 class HoldReply(msgspec.Struct, frozen=True):

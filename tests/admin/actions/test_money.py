@@ -136,6 +136,8 @@ async def test_a_credit_is_refunded_once_and_the_balance_stops_at_zero(local_cli
 async def test_a_credit_is_refunded_in_parts_that_together_are_no_more_than_it(local_client: LocalClient) -> None:
     for transaction in ("pay-1", "x" * 64, "other"):
         await money.credit(local_client, "alice", body=NewCredit(transaction, 100))
+    with pytest.raises(AccountError, match="is that of a refund: choose another"):
+        await money.credit(local_client, "alice", body=NewCredit("refund:pay-1", 100))
     for transaction in ("pay-1", "x" * 64):
         with pytest.raises(AccountError, match="the refund before this number is not there"):
             await refunded(local_client, transaction, 1, number=2)
