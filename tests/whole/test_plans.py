@@ -322,6 +322,16 @@ async def test_what_a_limit_refuses_gives_nothing_back(gateway: Running, monkeyp
     assert await gateway.store.wallet.verify("tester") == []
 
 
+async def test_a_deleted_token_is_refused_under_no_account(gateway: Running) -> None:
+    token = await gateway.token()
+    for _ in range(3):
+        await gateway.ask(token)
+    await gateway.store.tokens.delete(await token_id_of(gateway.store))
+    refused = [await gateway.ask(token) for _ in range(4)]
+    records = [await gateway.store.usage.find(each.headers["x-request-id"]) for each in refused]
+    assert [(each.status, each.account, each.token_id) for each in records if each] == [(401, "", "")] * 4
+
+
 async def test_an_arrival_that_is_written_late_has_its_record(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
