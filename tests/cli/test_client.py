@@ -369,5 +369,10 @@ async def test_all_commands_that_read_print_the_same_both_ways(
     monkeypatch.setenv("GATEWAY_API_TOKEN", TOKEN)
     monkeypatch.setenv("GATEWAY_CONFIG", str(tmp_path / "none.yaml"))
     there = await printed_reads(names)
+    for name in ("GATEWAY_API", "GATEWAY_API_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GATEWAY_CONFIG", str(tmp_path / "gateway.yaml"))
+    # A window by the clock that moved on between two readings stands in one of them as the API had it.
+    later = {} if there == here else await printed_reads(names)
     for line, expected in here.items():
-        assert there[line] == expected, line
+        assert there[line] in (expected, later.get(line)), line
