@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.admin.actions.management_tokens import ManagementToken
 
 
-admin = typer.Typer(no_args_is_help=True, help="Let people in at the pages of the operator's port: link.")
+admin = typer.Typer()
 
 
 @command(admin, options=("api", "config", "as_json"))
@@ -99,6 +99,7 @@ def _answers(listen: str) -> bool:
     return True
 
 
+@command(options=("config", "api"), needs="nothing")
 async def docs(at: At) -> None:
     """Print the address at which a running gateway serves its documents.
 
@@ -116,9 +117,7 @@ async def docs(at: At) -> None:
 
 TOKEN_COLUMNS = ("id", "name", "scopes", "created", "expires", "made by")
 
-management_tokens = typer.Typer(
-    no_args_is_help=True, help="Manage the tokens with which programs use the operator's API: create, list, revoke."
-)
+management_tokens = typer.Typer()
 
 
 @command(management_tokens)
@@ -195,7 +194,7 @@ def _cells(token: ManagementToken, zone: tzinfo) -> tuple[str, ...]:
 
 AUDIT_COLUMNS = ("at", "actor", "operation", "target", "outcome", "changed")
 
-audit = typer.Typer(no_args_is_help=True, help="Show who changed what, and how it was before: list.")
+audit = typer.Typer()
 
 
 @command(audit, "list")
@@ -252,11 +251,3 @@ def _differences(prefix: str, before: dict[str, Any], after: dict[str, Any]) -> 
 def _short(value: Any) -> str:
     text = "none" if value in (None, "", [], {}) else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(admin, name="admin")
-    app.add_typer(management_tokens, name="management-tokens")
-    app.add_typer(audit, name="audit")
-    command(app, options=("config", "api"), needs="nothing")(docs)

@@ -73,7 +73,7 @@ class AccountOrder(StrEnum):
     USED = "used"
 
 
-account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
+account = typer.Typer()
 
 
 @command(account)
@@ -515,8 +515,3 @@ def _print_moved(moved: Moved, as_json: bool) -> None:
 account.command()(archive)
 command(account, "link")(account_link)
 command(account, "import")(import_)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(account, name="account")

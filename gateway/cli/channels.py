@@ -213,9 +213,7 @@ async def test(
         raise typer.Exit(1)
 
 
-models = typer.Typer(
-    no_args_is_help=True, help="Print the models that an upstream serves, as YAML for the file: import."
-)
+models = typer.Typer()
 
 
 @models.command("import")
@@ -254,9 +252,3 @@ def _as_yaml(model: UpstreamModel, channel: str, *, free: bool) -> str:
     price = "free: true" if free else "input: PRICE, output: PRICE"
     window = f", context_length: {model.context_length}" if model.context_length else ""
     return f"  {json.dumps(model.name)}: {{{price}{window}, channels: [{json.dumps(channel)}]}}"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(channels, name="channels")
-    app.add_typer(models, name="models")

@@ -151,7 +151,7 @@ Work = Callable[..., Awaitable[None]]
 
 
 def command(
-    app: typer.Typer,
+    app: typer.Typer | None = None,
     name: str | None = None,
     *,
     options: tuple[str, ...] = USUAL,
@@ -159,15 +159,16 @@ def command(
     keys: bool = False,
     needs: str = "store",
     **settings: Any,
-) -> Callable[[Work], Work]:
+) -> Callable[[Work], Any]:
     """Add a command to `app` whose function gets `At`, and its own arguments and options without those of `options`.
 
-    `sure` returns the question that must be confirmed first, unless `--yes` is given. `keys`, `needs`: see `run`.
+    Without an `app`, the command takes the place of the function. `sure` returns the question that must be confirmed first, unless
+    `--yes` is given. `keys`, `needs`: see `run`.
     """
     if sure is not None:
         options = ("yes", *options)
 
-    def made(work: Work) -> Work:
+    def made(work: Work) -> Any:
         hints = get_type_hints(work, include_extras=True)
         _, *own = inspect.signature(work).parameters.values()
         shared = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[each][1]) for each in options]
@@ -189,6 +190,8 @@ def command(
         perform.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in (*own, *shared)]
         )
+        if app is None:
+            return perform
         app.command(name or work.__name__, **settings)(perform)
         return work
 

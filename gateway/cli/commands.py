@@ -1,4 +1,4 @@
-"""The command line with all its commands. Each command's file has a `register(app)`."""
+"""The command line with all its commands: each is a function or a group of its own name in one of the files here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "docs": "Print the address at which a running gateway serves its documents.",
     "fake-upstream": "Run an OpenAI-compatible upstream that can misbehave on purpose, until Ctrl-C.",
 }
-"""What each does, in the order in which `--help` lists them. Its own help begins so."""
+"""What each does, in the order in which `--help` lists them: the help of a group, and the first sentence of another's."""
 FILES: Final = {
     "channels": ("channels", "models"),
     "access": ("admin", "management-tokens", "audit", "docs"),
@@ -62,6 +62,18 @@ MARKUP: Final = None
 UsageError: Any = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 
+def add(app: typer.Typer, *names: str) -> None:
+    """Add commands to `app`, of which those with a callback have a help of their own. Their files are imported."""
+    for name in names:
+        made = getattr(import_module(f"gateway.cli.{FILE_OF.get(name, name)}"), name.replace("-", "_"))
+        if not isinstance(made, typer.Typer):
+            app.command(name)(made)
+        elif made.registered_callback:
+            app.add_typer(made, name=name)
+        else:
+            app.add_typer(made, name=name, help=COMMANDS[name], no_args_is_help=True)
+
+
 def first_sentence(text: str) -> str:
     """Return the first sentence of a help, which stands for it in a list of commands."""
     return text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
@@ -74,7 +86,7 @@ class Commands(Mapping[str, Any]):
         if name not in COMMANDS:
             raise KeyError(name)
         app = typer.Typer(rich_markup_mode=MARKUP)
-        import_module(f"gateway.cli.{FILE_OF.get(name, name)}").register(app)
+        add(app, name)
         command = get_group(app).commands[name]
         for each in getattr(command, "commands", {}).values():
             each.short_help = first_sentence(each.help or "")

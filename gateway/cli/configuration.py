@@ -557,10 +557,3 @@ def _is_served(catalogue: Catalogue, name: str) -> bool:
 def named(ids: Sequence[str], most: int = 5) -> str:
     """Return ids with commas between them, of many the first ones."""
     return ", ".join(sorted(ids)[:most]) + (", ..." if len(ids) > most else "")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command()(check)
-    app.command()(diff)
-    app.command()(explain)

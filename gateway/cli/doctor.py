@@ -15,11 +15,6 @@ from gateway.tools.doctor import MAX_TOKENS, diagnose
 SIGNS = {"well": "well", "ill": "ILL ", "note": "note"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(doctor)
-
-
 def doctor(
     base_url: Annotated[
         str,

@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     from gateway.chain.services import Store
     from gateway.config.schema import AlertReceiver, AlertSettings, Config
 
-alerts = typer.Typer(
-    no_args_is_help=True, help="Send a test to a webhook (test), and show what was sent or waits (list)."
-)
+alerts = typer.Typer()
 
 
 @alerts.command()
@@ -135,10 +133,7 @@ def _settings(read: Config) -> AlertSettings:
     return read.alerts
 
 
-gateways = typer.Typer(
-    no_args_is_help=True,
-    help="List the gateways of the store, which share one usage log, or forget one that has gone for good.",
-)
+gateways = typer.Typer()
 
 
 @gateways.command("list")
@@ -229,10 +224,7 @@ def _cells(values: dict[str, Any], zone: tzinfo) -> list[object]:
     return [shown[name] for name in ("name", "host", "listen", "heard_at", "state", "differs", "files")]
 
 
-pepper = typer.Typer(
-    no_args_is_help=True,
-    help="Show where the key is that tokens are checked with (show), or change it (rotate).",
-)
+pepper = typer.Typer()
 
 
 def _accepted(text: str) -> int:
@@ -521,11 +513,3 @@ def _print(report: VerifyReport) -> None:
         f"{verdict}: {counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}, {agree}, "
         f"{report.unknown} could not be compared"
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(alerts, name="alerts")
-    app.add_typer(gateways, name="gateways")
-    app.add_typer(pepper, name="pepper")
-    app.command()(verify)

@@ -14,7 +14,7 @@ from gateway.admin.actions.served import describe
 from gateway.chain import loading
 from gateway.cli.common import JsonOption, print_json, refuse
 
-plugin = typer.Typer(no_args_is_help=True, help="Write and test plugins: new, check.")
+plugin = typer.Typer()
 
 
 @plugin.command()
@@ -129,9 +129,3 @@ def _in_words(described: dict[str, Any]) -> str:
         )
         lines.append(f"  {setting['name']}: {setting['type']} ({default})")
     return "\n".join(lines) + "\n"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(plugin, name="plugin")
-    app.command()(plugins)

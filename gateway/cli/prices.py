@@ -18,12 +18,7 @@ from gateway.tools.prices import Comparison, PriceChange, compare, load, plain
 if TYPE_CHECKING:
     from gateway.config.schema import Config
 
-prices = typer.Typer(no_args_is_help=True, help="Compare the configured prices with a public catalogue: import.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(prices, name="prices")
+prices = typer.Typer()
 
 
 def _choice(text: str) -> tuple[str, str]:

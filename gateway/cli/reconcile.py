@@ -32,11 +32,6 @@ HEADINGS: Final = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(reconcile)
-
-
 def _tolerance(text: str) -> Callable[[int, int], bool]:
     """Return whether an amount is beyond `0.01` or `1%` of another."""
     try:

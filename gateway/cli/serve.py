@@ -143,10 +143,3 @@ def fake_upstream(
 
     with suppress(KeyboardInterrupt):
         asyncio.run(serve())
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command()(serve)
-    app.command()(init)
-    app.command("fake-upstream")(fake_upstream)

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
-token = typer.Typer(
-    no_args_is_help=True, help="Manage tokens: create, list, show, set, rotate, disable, enable, delete."
-)
+token = typer.Typer()
 
 
 def _overlap(text: str) -> int:
@@ -341,8 +339,3 @@ def _rotation(token: ShownToken) -> str:
 
 def _restriction(names: Sequence[str]) -> str:
     return ", ".join(names) or "any"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(token, name="token")

@@ -57,9 +57,7 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.25
 """Between two looks for requests that have ended."""
 
-usage = typer.Typer(
-    no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
-)
+usage = typer.Typer()
 
 
 def _groups(text: str) -> list[str]:
@@ -449,6 +447,7 @@ def _in_words(model: str, outcome: str, error: str, status: str, tokens: str, ch
     return GAP.join(part for part in (model, ended, tokens, charge, f"{ms} ms") if part != "-")
 
 
+@command(needs="files")
 async def trace(
     at: At,
     text: Annotated[
@@ -514,9 +513,3 @@ async def _told(at: At, request_id: str) -> None:
         )
     if record is None:
         raise typer.Exit(EXIT_CODES["not_found"][0])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(usage, name="usage")
-    command(app, needs="files")(trace)

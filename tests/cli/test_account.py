@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from gateway.base.crash_points import EXIT_CODE
 from gateway.base.errors import GatewayError
-from gateway.cli import account
+from gateway.cli.commands import add
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from tests.cli.processes import gateway
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
-account.register(app)
+add(app, "account")
 
 NO_BUDGETS = dict.fromkeys(
     ("day_micros", "week_micros", "month_micros", "total_micros", "requests", "session_micros", "session_requests")

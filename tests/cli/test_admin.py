@@ -15,17 +15,15 @@ from typer.testing import CliRunner
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.audit import AuditEntry
 from gateway.admin.actions.links import redeem
-from gateway.cli import access, account, maintenance
 from gateway.cli.access import _changed
 from gateway.cli.client import who
+from gateway.cli.commands import add
 from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
-account.register(app)
-access.register(app)
-maintenance.register(app)
+add(app, "account", "admin", "audit", "management-tokens", "gateways", "pepper", "verify")
 
 
 @pytest.fixture(autouse=True)
@@ -91,17 +89,12 @@ def test_a_link_to_a_portal_that_nobody_serves_yet_has_a_note(configured: Path) 
         port = served.getsockname()[1]
         configured.write_text(f"{configured.read_text()}portal: {{listen: '127.0.0.1:{port}'}}\n")
         accounts = typer.Typer()
-        account.register(accounts)
+        add(accounts, "account")
         assert CliRunner().invoke(accounts, ["account", "create", "alice"]).exit_code == 0
         made = CliRunner().invoke(accounts, ["account", "link", "alice"])
         assert (made.exit_code, "nothing answers" in made.stderr) == (0, False)
     made = CliRunner().invoke(accounts, ["account", "link", "alice"])
     assert (made.exit_code, f"nothing answers at 127.0.0.1:{port}" in made.stderr) == (0, True)
-
-
-account.register(app)
-access.register(app)
-maintenance.register(app)
 
 
 def test_a_token_is_created_listed_and_revoked() -> None:

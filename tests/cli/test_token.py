@@ -15,15 +15,15 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.base.errors import Refused
-from gateway.cli import account, token
+from gateway.cli import token
+from gateway.cli.commands import add
 from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper, pepper_of
 from gateway.store.tokens import TokenError, Tokens
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
-account.register(app)
-token.register(app)
+add(app, "account", "token")
 
 
 @pytest.fixture(autouse=True)
