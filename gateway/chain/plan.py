@@ -102,10 +102,8 @@ class Plans:
             body = await exchange.body()
         except (GatewayError, ConnectionError):
             body = None  # the hooks find it, in their order
-        plan = None if body is None else plans.get((exchange.request.operation, body.model))
-        if plan is None:
-            del exchange[Caller]
-        return plan
+        del exchange[Caller]  # until the guard of the plan has said that it is still so
+        return None if body is None else plans.get((exchange.request.operation, body.model))
 
     def add(self, exchange: Exchange) -> None:
         """Make the plan of an exchange that the hooks have admitted, unless it has one."""

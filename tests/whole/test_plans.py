@@ -1,30 +1,23 @@
 """A request that a plan serves is the same as one that the hooks serve: commands of the store, bytes to the caller, records, money.
 
-`PLAN_REQUESTS=1000000 PLAN_SEED=7 pytest tests/whole/test_plans.py` compares more of them than the suite does.
+`python -m tests.fuzz.plans --requests 1000000 --seed 7` compares more of them than the suite does.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import msgspec
 import pytest
-from aiohttp import ClientPayloadError, ClientSession
 
-from gateway import AccountLimits, Budgets, Exchange, Plan, PlanPart, Plugin, Record, Reply
+from gateway import AccountLimits, Budgets, Exchange, Plan, PlanPart, Plugin, Reply
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.reload import Reloader
 from gateway.store.client.client import Client
-from gateway.store.client.connection import Connection
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from plugins.auth import Auth
@@ -32,24 +25,14 @@ from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.usage_logger import UsageLogger
+from tests.fuzz.plans import compare
 from tests.patience import PATIENCE_S
+from tests.whole import raw
 from tests.whole.test_revocation_early import charge_of
 
-REQUESTS = int(os.environ.get("PLAN_REQUESTS", "120"))
-SEED = int(os.environ.get("PLAN_SEED", random.randrange(1 << 32)))
-PAIRS: Final = {
-    "plain": ({}, {}),
-    "limited": ({"limits": AccountLimits(1000, 900_000, 4)}, {"limits": AccountLimits(900, 800_000, 3)}),
-    "budgeted": (
-        {"budgets": Budgets(day=3_000_000, total=4_000_000)},
-        {"budgets": Budgets(month=2_000_000, requests=500)},
-    ),
-    "bound": ({"models": ["words", "tiered"]}, {"addresses": ["127.0.0.0/8"]}),
-}
-"""What the two accounts of a pair have, and their tokens. One is served by plans, the other by hooks."""
-
+REQUESTS: Final = 300
+SEED: Final = 2
 CHAIN: Final = ("usage-logger", "auth", "rate-limit", "quota", "model-routing")
-MODES: Final = ("words",) * 8 + ("no-usage", "two-usages", "usage-beside-finish", "crlf")
 LIMITS: Final = {"requests_per_minute": 100_000, "concurrent": 50}
 
 
@@ -91,165 +74,12 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
         yield running_gateway
 
 
-@pytest.fixture
-async def session() -> AsyncIterator[ClientSession]:
-    async with ClientSession() as one:
-        yield one
-
-
-async def pair(gateway: Running, name: str) -> tuple[str, str]:
-    """Return the tokens of two accounts that have the same."""
-    of_account, of_token = PAIRS[name]
-    tokens = []
-    for suffix in ("one", "two"):
-        account = f"{name}{suffix}"
-        await gateway.store.accounts.create(account)
-        await gateway.store.accounts.change(account, **of_account)  # type: ignore[arg-type]
-        await gateway.store.wallet.credit(account, "opening", 3_000_000)
-        tokens.append((await gateway.store.tokens.create(account, **of_token)).token)  # type: ignore[arg-type]
-    return tokens[0], tokens[1]
-
-
-@contextmanager
-def by_hooks(gateway: Running) -> Iterator[None]:
-    """Let the hooks serve the requests."""
-    plans, gateway.gateway.chain.plans = gateway.gateway.chain.plans, None
-    try:
-        yield
-    finally:
-        gateway.gateway.chain.plans = plans
-
-
-def drawn_request(chance: random.Random) -> tuple[dict[str, object], dict[str, str]]:
-    """Return a body and headers, most of them ordinary."""
-    body: dict[str, object] = {
-        "model": chance.choice(("words", "words", "tiered", "fast", "two", "helped", "free", "alias", "none")),
-        "messages": [{"role": "user", "content": "word " * chance.choice((1, 3, 60, 600))}],
-        "stream": chance.random() < 0.9,
-    }
-    headers = {}
-    for field, value, share in (
-        ("max_tokens", chance.choice((1, 7, 100, 5000)), 0.4),
-        ("n", 2, 0.1),
-        ("temperature", 0.5, 0.2),
-        ("service_tier", "priority", 0.1),
-        ("stream_options", {"include_usage": True}, 0.3),
-        ("messages", [], 0.03),
-    ):
-        if chance.random() < share and (field != "stream_options" or body["stream"]):
-            body[field] = value
-    if chance.random() < 0.1:
-        headers["X-Client-Request-Id"] = chance.choice(("my-own", "another", "x" * 600))
-    if chance.random() < 0.2:
-        headers["User-Agent"] = 'agent "of" mine/%d'
-    return body, headers
-
-
-def fields(command: bytes) -> list[bytes]:
-    """Return the parts of a packed command."""
-    parts, rest = [], command.partition(b"\r\n")[2]
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        parts.append(rest[: int(size[1:])])
-        rest = rest[int(size[1:]) + 2 :]
-    return parts
-
-
-def comparable(part: bytes, ids: dict[bytes, bytes]) -> object:
-    """Return what is the same for the two requests of a part of a command: names, times and ids are not."""
-    if part.startswith(b'{"id"'):
-        record = msgspec.structs.replace(
-            msgspec.json.decode(part, type=Record),
-            **{"arrived_at": "", "duration_ms": 0, "longest_gap_ms": 0, "first_byte_ms": None},
-        )
-        part = msgspec.json.encode(record)
-    for own, common in ids.items():
-        part = part.replace(own, common)
-    part = re.sub(rb'\{"digest".*', b"TOKEN", part)
-    return re.sub(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}|(chatcmpl|req)[-_][\w-]+", b"ID", part)
-
-
-class Sent:
-    """The commands of requests that were sent to the store, since `take`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.commands: list[bytes] = []
-        send = Connection.send
-
-        def sending(connection: Connection, packed: bytes, *more: Any, **named: Any) -> Any:
-            if b"{usage}" in packed or (b"EVALSHA" in packed and b"{channels}" not in packed):
-                self.commands.append(packed)
-            return send(connection, packed, *more, **named)
-
-        monkeypatch.setattr(Connection, "send", sending)
-
-    def take(self, account: str, token: str) -> list[list[object]]:
-        """Return the commands, as those of another account would be."""
-        ids = {account.encode(): b"ACCOUNT", token.encode(): b"TOKEN"}
-        taken = [fields(command) for command in self.commands]
-        self.commands.clear()
-        return [[comparable(part, ids) for part in parts] for parts in taken if parts[0] in (b"EVALSHA", b"XADD")]
-
-
-async def ask(
-    session: ClientSession, gateway: Running, token: str, body: object, headers: dict[str, str]
-) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body of an answer, without ids and times."""
-    sent = {"Authorization": f"Bearer {token}", **headers}
-    async with session.post(f"{gateway.base_url}/chat/completions", json=body, headers=sent) as response:
-        raw = b""
-        with suppress(ClientPayloadError):  # of a stream that is cut
-            async for piece in response.content.iter_any():
-                raw += piece
-        kept = {
-            name.lower(): value
-            for name, value in response.headers.items()
-            if name.lower() not in ("date", "x-request-id")
-        }
-        kept = {name: value for name, value in kept.items() if "reset" not in name and "remaining" not in name}
-        raw = re.sub(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}|chatcmpl-[\w-]+|req_[\w-]+", b"ID", raw)
-        return response.status, kept, re.sub(rb'"created": ?\d+', b"", raw)
-
-
-async def test_random_requests_are_the_same_by_plans_and_by_hooks(
-    gateway: Running, upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, session: ClientSession
-) -> None:
-    chance, sent = random.Random(SEED), Sent(monkeypatch)
-    tokens = {name: await pair(gateway, name) for name in PAIRS}
-    short = {}
-    for name, both in tokens.items():
-        for suffix, text in zip(("one", "two"), both, strict=True):
-            (listed,) = await gateway.store.tokens.all_of(f"{name}{suffix}")
-            short[text] = listed.id.rpartition("-")[2]
-    hooks = counted_hooks(monkeypatch)
-    planned = 0
-    for number in range(REQUESTS):
-        name = chance.choice(tuple(PAIRS))
-        upstream.mode = "truncate" if number % 40 == 39 else chance.choice(MODES)
-        body, headers = drawn_request(chance)
-        answers, commands = [], []
-        for suffix, text in zip(("one", "two"), tokens[name], strict=True):
-            sent.commands.clear()
-            hooks.clear()
-            random.seed(number)  # which of two channels is called
-            if suffix == "one":
-                answers.append(await ask(session, gateway, text, body, headers))
-                planned += not hooks
-            else:
-                with by_hooks(gateway):
-                    answers.append(await ask(session, gateway, text, body, headers))
-            commands.append(sent.take(f"{name}{suffix}", short[text]))
-        assert answers[0] == answers[1], (SEED, number, body)
-        assert len(commands[0]) >= len(commands[1]) - 1, (SEED, number, body)
-        if not headers:
-            assert commands[0] == commands[1], (SEED, number, body)
-    assert planned > REQUESTS / 5  # the others are refused, or the first of their plan
-    for name in PAIRS:
-        one, two = [await gateway.store.accounts.get(f"{name}{suffix}") for suffix in ("one", "two")]
-        assert one is not None
-        assert two is not None
-        assert (one.balance_micros, one.held_micros, one.holds) == (two.balance_micros, two.held_micros, two.holds)
-        assert await gateway.store.wallet.verify(f"{name}one") == await gateway.store.wallet.verify(f"{name}two") == []
+async def test_random_requests_are_the_same_by_plans_and_by_hooks(tmp_path: Path) -> None:
+    comparison = await compare(tmp_path, REQUESTS, SEED)
+    assert not comparison.differences, "\n".join(comparison.differences)
+    assert comparison.requests == REQUESTS
+    counts = comparison.counts
+    assert min(counts["plan"], counts["plan refused"], counts["plan stale"], counts["429 rate_limited"]) > 0, counts
 
 
 def counted_hooks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -332,6 +162,16 @@ async def test_a_deleted_token_is_refused_under_no_account(gateway: Running) -> 
     assert [(each.status, each.account, each.token_id) for each in records if each] == [(401, "", "")] * 4
 
 
+async def test_what_is_refused_before_the_token_is_checked_is_under_no_account(gateway: Running) -> None:
+    token = await gateway.token()
+    for _ in range(3):
+        await gateway.ask(token)
+    refused = await raw.ask(gateway.port, raw.chat(token, headers={"X-Client-Request-Id": "x" * 600}))
+    record = await gateway.store.usage.find(refused.headers["x-request-id"])
+    assert record is not None
+    assert (record.status, record.refused_by, record.account) == (400, "usage-logger", "")
+
+
 async def test_an_arrival_that_is_written_late_has_its_record(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,9 +241,7 @@ async def test_a_day_that_is_over_ends_a_plan_with_budgets(gateway: Running, mon
     assert "Quota" in hooks
 
 
-async def test_plans_are_kept_up_to_a_bound(
-    gateway: Running, monkeypatch: pytest.MonkeyPatch, session: ClientSession
-) -> None:
+async def test_plans_are_kept_up_to_a_bound(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.chain.plan.MOST", 2)
     tokens = [await gateway.token(f"tester{number}") for number in range(4)]
     for token in tokens * 2:
@@ -412,8 +250,7 @@ async def test_plans_are_kept_up_to_a_bound(
     assert plans is not None
     assert len(plans) == 2
     for model in ("words", "tiered", "free") * 2:  # of one token, too
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        assert (await ask(session, gateway, tokens[0], body, {}))[0] == 200
+        assert (await gateway.ask(tokens[0], model=model)).status == 200
         assert 0 < len(plans) <= 2
         assert sum(len(kept) for _, kept in plans._by_credential.values()) == len(plans)
 
