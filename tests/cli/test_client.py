@@ -95,7 +95,7 @@ token list alice
 token list nobody
 token create nobody
 token create robert
-token create alice --name laptop --expires 2027-01-31 --models small,large --budget day=1 --addresses 10.0.0.0/8 --concurrent 3
+token create alice --name laptop --expires 2999-01-31 --models small,large --budget day=1 --addresses 10.0.0.0/8 --concurrent 3
 token create alice --json --addresses nowhere
 token create alice --json
 token list alice

@@ -54,6 +54,12 @@ HOURS = {
 """A lease that outlasts the steps of the clock."""
 
 
+def set_clock(file: Path, seconds: int) -> None:
+    """Move the clock that is read from this file by these seconds."""
+    with file.open("r+b") as clock:
+        clock.write(struct.pack("q", seconds))
+
+
 class Gated(Scripted):
     """An upstream whose first answer ends when `gate` is set."""
 
@@ -72,16 +78,16 @@ class Moved:
 
     async def set(self, moment: str) -> None:
         """Set the clock of the gateway and the store. Returns when the store tells it."""
-        self.prepare(moment)
+        offset = self.prepare(moment)
         async with self.books.store() as store, asyncio.timeout(PATIENCE_S):
-            while abs(int((await store.client.call("TIME"))[0]) - datetime.fromisoformat(moment).timestamp()) > 5:
+            while abs(int((await store.client.call("TIME"))[0]) - time.time() - offset) > 2:
                 await asyncio.sleep(0.01)
 
-    def prepare(self, moment: str) -> None:
-        """Set the clock by which the gateway and the store begin."""
+    def prepare(self, moment: str) -> int:
+        """Set the clock by which the gateway and the store begin. Return by how many seconds it is ahead."""
         offset = round(datetime.fromisoformat(moment).timestamp() - time.time())
-        with self._clock.open("r+b") as file:
-            file.write(struct.pack("q", offset))
+        set_clock(self._clock, offset)
+        return offset
 
     async def ask(self) -> Answer:
         return await ask(self.books.port, chat(self.books.token))
@@ -106,6 +112,19 @@ class Moved:
             return await used(store.client)
 
 
+async def stopped_books(folder: Path, upstream: Gated, auth: str, more: str = "") -> Books:
+    """Return books whose leases are long and whose store has stopped."""
+    books = Books(folder, upstream.base_url, auth=auth, more=more)
+    await books.open()
+    text = books.file.read_text()
+    for name, long in HOURS.items():
+        assert name in text
+        text = text.replace(name, long)
+    books.file.write_text(text)
+    books.embedded.stop()
+    return books
+
+
 @asynccontextmanager
 async def moved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, auth: str, moment: str
@@ -115,13 +134,7 @@ async def moved(
     clock.write_bytes(bytes(8))
     library = await past_clock(folder)
     async with Gated() as upstream:
-        books = Books(folder, upstream.base_url, auth=auth, more="time_zone: Europe/Berlin")
-        await books.open()
-        for name, more in HOURS.items():
-            text = books.file.read_text()
-            assert name in text
-            books.file.write_text(text.replace(name, more))
-        books.embedded.stop()
+        books = await stopped_books(folder, upstream, auth, "time_zone: Europe/Berlin")
         given = Moved(books, clock)
         given.prepare(moment)
         try:
@@ -141,7 +154,7 @@ async def test_a_stream_over_the_end_of_a_month_counts_in_the_month_of_its_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auth = budgeted({"month": 1000, "requests": 1}, {"total": 1000})
-    async with moved(tmp_path, monkeypatch, auth, "2026-11-30T23:59:30+01:00") as (given, upstream):
+    async with moved(tmp_path, monkeypatch, auth, "2026-11-30T23:58:40+01:00") as (given, upstream):
         streaming = asyncio.create_task(given.ask())
         async with asyncio.timeout(PATIENCE_S):
             while not upstream.requests:
@@ -181,7 +194,7 @@ async def test_a_day_on_which_summer_time_begins_has_23_hours(tmp_path: Path, mo
     async with moved(tmp_path, monkeypatch, auth, "2026-03-29T00:00:05+01:00") as (given, upstream):
         upstream.gate.set()
         await given.answered()
-        await given.set("2026-03-29T23:59:30+02:00")
+        await given.set("2026-03-29T23:50:00+02:00")
         assert "It resets at 2026-03-30T00:00:00+02:00." in await given.refused()
         await given.set("2026-03-30T00:00:01+02:00")
         await given.answered()
@@ -217,8 +230,7 @@ class Clocks:
         self.books, self.upstream, self._folder = books, upstream, folder
 
     def step(self, whose: str, seconds: int) -> None:
-        with (self._folder / f"{whose}.clock").open("r+b") as file:
-            file.write(struct.pack("q", seconds))
+        set_clock(self._folder / f"{whose}.clock", seconds)
 
     async def ask(self) -> int:
         return (await ask(self.books.port, chat(self.books.token))).status
@@ -238,13 +250,7 @@ class Clocks:
 async def clocks(folder: Path, monkeypatch: pytest.MonkeyPatch, auth: str = "auth") -> AsyncIterator[Clocks]:
     library = await past_clock(folder)
     async with Gated() as upstream:
-        books = Books(folder, upstream.base_url, auth=auth)
-        await books.open()
-        for name, more in HOURS.items():
-            text = books.file.read_text()
-            assert name in text
-            books.file.write_text(text.replace(name, more))
-        books.embedded.stop()
+        books = await stopped_books(folder, upstream, auth)
         for whose in WHOSE:
             (folder / f"{whose}.clock").write_bytes(bytes(8))
         try:
