@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from multidict import CIMultiDict
 
 from gateway.chat.dialect import Dialect
+from gateway.chat.events import EventStream
 from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
@@ -142,6 +143,7 @@ class Twin:
         credential: str = KEY,
         drain: bool = False,
         empty_choices: Literal["drop", "pass"] = "drop",
+        events: EventStream | None = None,
     ) -> None:
         read_body: Callable[[], Awaitable[Body]] = _no_body
         self.body = Body("m", True, None, choices, asked_usage, 100, 1, 10, PromptBound(100), {}, {})
@@ -162,7 +164,8 @@ class Twin:
         self.hooked: list[bytes] = []
         seen = hook or (lambda _, data: self.hooked.append(data))
         hooks = ChunkHooks(self.exchange, [("hook", seen)]) if hooked or hook else None
-        events = ChatFormat().events(self.body, self.channel, gathered=False, watched=hooks is not None)
+        if events is None:
+            events = ChatFormat().events(self.body, self.channel, gathered=False, watched=hooks is not None)
         translation = None if dialect is None else Translation(dialect, events.usage, self.exchange.id)
         self.relay = Relay(self.exchange, events, self.channel, self.caller, self.upstream, dict, hooks, translation)
         self.upstream.on_head = self.relay.on_head
