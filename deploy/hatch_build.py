@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,11 @@ def build(compiled: Any, folder: Path, *flags: str) -> None:
     command += shlex.split(os.environ.get("CFLAGS", ""))  # the last one counts
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as threads:
-        runs = []
+        runs: list[Future[Any]] = []
         for name in compiled.MODULES:
+            for run in runs:
+                if run.done():
+                    run.result()  # a compiler that fails is found before Cython has translated all modules
             c_file = Path(temporary, f"{name}.c")
             stem = compiled.ROOT.joinpath(*name.split("."))
             source = next(path for suffix in (".py", ".pyx") if (path := stem.with_suffix(suffix)).exists())
