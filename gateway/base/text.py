@@ -61,6 +61,16 @@ def shown_in_line(text: str) -> str:
     return _LINE_ENDS.sub(_escaped, shown(text))
 
 
+def printable(text: str) -> str:
+    """Return a text with the escape of each character that is not seen, also of line ends."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
 def counted(number: int, name: str) -> str:
     """Return a number with the name of what it counts: `1 request`, `2 requests`."""
     return f"{number} {name}{'' if number == 1 else 's'}"

@@ -14,8 +14,9 @@ from gateway.admin.actions.action import LARGEST_LONG_PAGE, Scope
 from gateway.admin.actions.times import local
 from gateway.base.amounts import with_amounts
 from gateway.base.errors import Misconfigured
+from gateway.base.text import names_in
 from gateway.cli.account_options import IdArgument
-from gateway.cli.client import At, command, names_in, print_notes
+from gateway.cli.client import At, command, print_notes
 from gateway.cli.common import point_in_time, print_fields, print_json
 from gateway.cli.token import ExpiresOption, shown
 from gateway.config.schema import SCOPES

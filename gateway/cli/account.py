@@ -16,7 +16,7 @@ from msgspec import UNSET
 from gateway.admin.actions.times import local
 from gateway.base.amounts import amount
 from gateway.base.ids import utc
-from gateway.base.text import counted
+from gateway.base.text import counted, names_in, printable
 from gateway.cli.access import account_link
 from gateway.cli.account_file import FileOption, import_, run_file
 from gateway.cli.account_options import (
@@ -37,7 +37,7 @@ from gateway.cli.account_options import (
     positive,
     report_in_words,
 )
-from gateway.cli.client import USUAL, At, account_of, command, names_in, noted
+from gateway.cli.client import USUAL, At, account_of, command, noted
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -47,7 +47,6 @@ from gateway.cli.common import (
     print_fields,
     print_json,
     print_table,
-    printable,
     refuse,
     run_with_store,
 )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.admin.actions.times import local
-from gateway.base.text import shown_in_line
+from gateway.base.text import printable, shown_in_line
 from gateway.cli.client import ApiOption, At, command, print_lines, run
-from gateway.cli.common import ConfigOption, JsonOption, found, print_json, print_table, printable
+from gateway.cli.common import ConfigOption, JsonOption, found, print_json, print_table
 from gateway.store.channels import CredentialState
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import inspect
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, tzinfo
 from importlib import import_module
 from pathlib import Path
@@ -213,8 +213,8 @@ def run(
 
     Raises `Misconfigured` for an address or a token that cannot be used, as an empty one: nothing is done at the store instead.
     """
-    if api is not None or needs == "store":
-        return asyncio.run(_run(config, api, work, keys=keys))
+    if api is not None:
+        return asyncio.run(_at_gateway(config, api, work))
     from gateway.admin.actions.action import Actor
     from gateway.admin.actions.local import LocalClient
     from gateway.config.schema import load
@@ -225,13 +225,26 @@ def run(
     if needs == "files":
         usage_home(loaded.config)
 
-    async def without_store() -> Result:
-        return await work(LocalClient(loaded, cast("Store", _Unopened()), Actor(who())))
+    async def at(store: Store) -> Result:
+        return await work(LocalClient(loaded, store, Actor(who())))
 
-    try:
-        return asyncio.run(without_store())
-    except _NeedsStore:
-        return asyncio.run(_run(config, None, work, keys=keys))
+    async def at_store() -> Result:
+        async with store_of(loaded.config) as store:
+            return await at(store)
+
+    if needs != "store":
+        with suppress(_NeedsStore):
+            return asyncio.run(at(cast("Store", _Unopened())))
+    return asyncio.run(at_store())
+
+
+async def _at_gateway(config: Path | None, api: str, work: Callable[[ActionClient], Awaitable[Result]]) -> Result:
+    from gateway.admin.actions.remote import TOKEN, HttpClient
+
+    if config is not None:
+        raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
+    async with HttpClient.open(api, os.environ.get(TOKEN, "")) as client:
+        return await work(client)
 
 
 class _NeedsStore(Exception):
@@ -243,26 +256,6 @@ class _Unopened:
 
     def __getattr__(self, name: str) -> Any:
         raise _NeedsStore(name)
-
-
-async def _run(
-    config: Path | None, api: str | None, work: Callable[[ActionClient], Awaitable[Result]], *, keys: bool
-) -> Result:
-    if api is not None:
-        from gateway.admin.actions.remote import TOKEN, HttpClient
-
-        if config is not None:
-            raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
-        async with HttpClient.open(api, os.environ.get(TOKEN, "")) as client:
-            return await work(client)
-    from gateway.admin.actions.action import Actor
-    from gateway.admin.actions.local import LocalClient
-    from gateway.config.schema import load
-    from gateway.config.without_keys import load_without_keys
-
-    loaded = (load if keys else load_without_keys)(found(config))
-    async with store_of(loaded.config) as store:
-        return await work(LocalClient(loaded, store, Actor(who())))
 
 
 @asynccontextmanager
@@ -287,11 +280,6 @@ def who() -> str:
 def account_of(config: Path | None, name: str) -> str:
     """Return the id of an account that is named by its id, or by `ext:` and its external id, for which the store is used."""
     return run(config, None, lambda client: At(client).account(name)) if name.startswith(EXTERNAL) else name
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def print_notes(notes: Iterable[str]) -> None:

@@ -216,11 +216,6 @@ def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
     sys.stdout.writelines(csv_lines(rows))
 
 
-def printable(text: str) -> str:
-    """Return a text without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
 def refuse(text: str, kind: str = "refused") -> typer.Exit:
     """Print an error on standard error, and return the exit with the code of its kind, to be raised."""
     return failed(text, kind)

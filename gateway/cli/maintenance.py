@@ -16,7 +16,7 @@ import typer
 from gateway.admin.actions.times import local
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
-from gateway.base.text import counted
+from gateway.base.text import counted, printable
 from gateway.cli.client import At, account_of, command, noted, print_lines
 from gateway.cli.common import (
     ConfigOption,
@@ -27,7 +27,6 @@ from gateway.cli.common import (
     confirm,
     print_fields,
     print_json,
-    printable,
     progress,
     refuse,
     run_with_store,

@@ -13,6 +13,7 @@ import typer
 from msgspec import UNSET
 
 from gateway.admin.actions.times import UNITS_S, local
+from gateway.base.text import names_in
 from gateway.cli.account_options import (
     BudgetOption,
     TokenLimitOption,
@@ -22,7 +23,7 @@ from gateway.cli.account_options import (
     given_limits,
     limits_in_words,
 )
-from gateway.cli.client import At, command, names_in, print_notes
+from gateway.cli.client import At, command, print_notes
 from gateway.cli.common import print_fields, print_json
 
 if TYPE_CHECKING:

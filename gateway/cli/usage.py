@@ -18,7 +18,7 @@ from gateway.admin.actions.times import local
 from gateway.admin.actions.usage import GIVEN, MOST_LINES, dicts, groups
 from gateway.base.amounts import amount
 from gateway.base.errors import Refused
-from gateway.base.text import counted
+from gateway.base.text import counted, printable
 from gateway.cli.client import USUAL, ApiOption, At, account_of, command, noted, run
 from gateway.cli.common import (
     ConfigOption,
@@ -33,7 +33,6 @@ from gateway.cli.common import (
     print_csv,
     print_fields,
     print_json,
-    printable,
     progress,
     refuse,
     request_id,

@@ -18,6 +18,7 @@ import yaml
 from yaml.reader import Reader
 
 from gateway.base.errors import Misconfigured
+from gateway.base.text import printable
 from gateway.config.secrets import PREFIX, SecretFiles
 
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -71,11 +72,7 @@ class Document:
 
     def wrong_at(self, line: int, text: str) -> Misconfigured:
         """Return the error for a line of the file, with the values of variables hidden."""
-        text = self.hide(text)
-        printable = "".join(
-            letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_ERROR_LENGTH]
-        )
-        return Misconfigured(f"{self.path}:{line}: {printable}")
+        return Misconfigured(f"{self.path}:{line}: {printable(self.hide(text)[:MAX_ERROR_LENGTH])}")
 
     def hide(self, text: str) -> str:
         """Return a text with `${NAME}` or `${file:PATH}` in place of each value that came from a variable or a file."""

@@ -19,7 +19,7 @@ import structlog
 
 from gateway.base.amounts import amount
 from gateway.base.leaky_buckets import LeakyBuckets
-from gateway.base.text import without_credentials
+from gateway.base.text import printable, without_credentials
 
 MAX_VALUE_LENGTH: Final = 2000
 BURST: Final = 100
@@ -55,11 +55,6 @@ def configure(*, json: bool | None = None) -> None:
 def on_terminal() -> bool:
     """Return whether a person reads the log of this process."""
     return sys.stderr.isatty()
-
-
-def printable(text: str) -> str:
-    """Return a text with unprintable characters escaped."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _for_programs() -> list[Any]:

@@ -21,11 +21,11 @@ import msgspec
 from gateway.admin.actions.links import base
 from gateway.base.amounts import amount
 from gateway.base.log import log
-from gateway.base.text import counted
+from gateway.base.text import counted, printable
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
 from gateway.metrics.shared import SharedNumbers
-from gateway.runtime.logs import CLOCK, printable
+from gateway.runtime.logs import CLOCK
 from gateway.serve.demo import Opened
 from gateway.usage import queries
 from gateway.usage.home import Home

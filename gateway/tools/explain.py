@@ -22,7 +22,7 @@ from gateway.chat.request import Body, BodyRules, checked
 from gateway.chat.usage import Usage
 from gateway.domain.catalogue import MAX_ATTEMPTS
 from gateway.domain.exchange import Exchange, Request
-from gateway.domain.facts import AskedFor, Route
+from gateway.domain.facts import AskedFor, Candidate, Route
 from gateway.operations.form import FORM, written
 from gateway.operations.operation import SERVED, Operation
 
@@ -182,9 +182,7 @@ async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:
                 else f"{MAX_ATTEMPTS} others are tried before it"
             )
         verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if available else "first"
-        cost = {} if candidate.cost is None else candidate.cost.record(asked)
-        request = candidate.channel.request_in_words
-        choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not, cost, request))
+        choices.append(_choice(candidate, verdict, why_not, asked))
         if not why_not:
             available.add(candidate.name)
     return choices if available else await _last_resorts(route, choices)
@@ -193,17 +191,17 @@ async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:
 def _fallbacks(route: Route, asked: Usage) -> list[ChannelChoice]:
     """Return the channels of the models to which the request falls back, in their order."""
     return [
-        ChannelChoice(
-            candidate.name,
-            candidate.model,
-            "fallback",
-            f"as {other.model}, at its price, where no channel above is left",
-            {} if candidate.cost is None else candidate.cost.record(asked),
-            candidate.channel.request_in_words,
-        )
+        _choice(candidate, "fallback", f"as {other.model}, at its price, where no channel above is left", asked)
         for other in route.fallbacks
         for candidate in other.candidates
     ]
+
+
+def _choice(
+    candidate: Candidate, verdict: Literal["first", "spare", "fallback", "left out"], text: str, asked: Usage
+) -> ChannelChoice:
+    cost = {} if candidate.cost is None else candidate.cost.record(asked)
+    return ChannelChoice(candidate.name, candidate.model, verdict, text, cost, candidate.channel.request_in_words)
 
 
 async def _last_resorts(route: Route, choices: list[ChannelChoice]) -> list[ChannelChoice]:

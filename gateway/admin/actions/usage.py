@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -216,27 +216,18 @@ async def _records_as_csv(home: Home, wanted: AllRequestsQuery) -> AsyncIterator
     """Yield lines of CSV. No file is open while they are sent, so that a slow reader keeps nothing from the log."""
     yield csv_line(Record.__struct_fields__)
     while True:
-        found = await asyncio.to_thread(_rows, home, wanted)
-        if lines := "".join(found.lines):
+        lines, after = await asyncio.to_thread(_lines, home, wanted)
+        if lines:
             yield lines
-        if not found.next:
+        if not after:
             return
-        wanted = msgspec.structs.replace(wanted, after=found.next)
+        wanted = msgspec.structs.replace(wanted, after=after)
 
 
-class _Rows(msgspec.Struct):
-    lines: list[str]
-    next: str
-
-
-def _rows(home: Home, wanted: AllRequestsQuery) -> _Rows:
+def _lines(home: Home, wanted: AllRequestsQuery) -> tuple[str, str]:
+    """Return some records as lines, and after which one the next begin; empty where there are none."""
     found = queries.page(home, wanted, ROWS, [], SCANNED)
-    return _Rows(list(_lines(found.records)), found.next)
-
-
-def _lines(records: Sequence[Record]) -> Iterator[str]:
-    for record in records:
-        yield csv_line(msgspec.to_builtins(record).values())
+    return "".join(csv_line(msgspec.to_builtins(record).values()) for record in found.records), found.next
 
 
 def dicts(lines: Sequence[SumLine], by: Sequence[str]) -> list[dict[str, Any]]:

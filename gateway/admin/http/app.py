@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -30,6 +30,9 @@ from gateway.base.errors import Refused
 from gateway.base.log import log
 from gateway.metrics.exporter import Exporter
 
+if TYPE_CHECKING:
+    from gateway.admin.pages.pages import Pages
+
 METRICS: Final = "/metrics"
 KNOWN: Final = f"Known here: GET /metrics, and what GET {api.PREFIX}/openapi.json describes."
 
@@ -37,16 +40,6 @@ OPEN: Final = ("/healthz", openapi.PATH, f"{api.PREFIX}{openapi.PATH}")
 """What everybody may read: nothing of this gateway is in it."""
 
 ADMIN: Final = Actor("admin.token")
-
-
-class OwnPages(Protocol):
-    """Pages, which find out themselves who looks at them."""
-
-    def add_routes(self, application: web.Application) -> AbstractSet[web.AbstractResource]:
-        """Add their routes, and return what these belong to."""
-
-    async def missing(self, request: web.Request) -> web.StreamResponse:
-        """Say that there is no such page."""
 
 
 class Admin:
@@ -57,7 +50,7 @@ class Admin:
         callers: Callers,
         exporter: Exporter,
         client_of: ClientOf | None = None,
-        pages: OwnPages | None = None,
+        pages: Pages | None = None,
     ) -> None:
         """Serve the metrics of `exporter`; and with `client_of`, the API."""
         self._exporter = exporter

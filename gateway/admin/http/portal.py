@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.admin.http.app import OwnPages
 from gateway.admin.http.responses import add_headers, answered, is_lost
+
+if TYPE_CHECKING:
+    from gateway.admin.pages.pages import Pages
 
 KNOWN = "Known here: the pages that a link leads to, which the operator makes."
 
@@ -14,7 +18,7 @@ KNOWN = "Known here: the pages that a link leads to, which the operator makes."
 class Portal:
     """The application of that port."""
 
-    def __init__(self, pages: OwnPages) -> None:
+    def __init__(self, pages: Pages) -> None:
         """`pages`: those of callers alone."""
         self._pages = pages
 

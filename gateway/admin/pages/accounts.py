@@ -20,6 +20,7 @@ from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused
 from gateway.admin.pages.view import Form, Page, Sorting, View, body
 from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.base.text import names_in
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain.facts import AccountLimits
 from gateway.usage.database import month_before
@@ -164,103 +165,100 @@ async def statement(view: View) -> web.Response:
     )
 
 
-async def credit(view: View) -> web.StreamResponse:
+def attempt(action: str) -> Callable[[Callable[[View], Awaitable[str]]], Page]:
+    """Make a page of what does something about an account and returns one of `DONE`, and which goes back to the account's page.
+
+    What is refused is said there, above the form that asked for it, which `action` names, with fields of the form in braces.
+    """
+
+    def made(work: Callable[[View], Awaitable[str]]) -> Page:
+        async def page(view: View) -> web.StreamResponse:
+            try:
+                done = await work(view)
+            except GatewayError as error:
+                shown = problem_of(error)
+                if shown.status in (403, 404):
+                    raise
+                return await show(view, shown.message, action.format_map(view.form), shown.status)
+            return view.go(f"/accounts/{account_in(view)}", done)
+
+        return page
+
+    return made
+
+
+@attempt("credit")
+async def credit(view: View) -> str:
     """Add to the balance."""
-
-    async def work(form: Form) -> str:
-        given = body(NewCredit, transaction=form["transaction"], amount_micros=form.micros("amount"))
-        booked = await money.credit(view.client, account_in(view), body=given)
-        return "credited-before" if booked.booked_before else "credited"
-
-    return await attempt(view, "credit", work(view.form))
+    given = body(NewCredit, transaction=view.form["transaction"], amount_micros=view.form.micros("amount"))
+    booked = await money.credit(view.client, account_in(view), body=given)
+    return "credited-before" if booked.booked_before else "credited"
 
 
-async def adjust(view: View) -> web.StreamResponse:
+@attempt("adjust")
+async def adjust(view: View) -> str:
     """Correct the balance."""
-
-    async def work(form: Form) -> str:
-        given = body(
-            NewAdjustment,
-            transaction=form["transaction"],
-            amount_micros=form.micros("amount"),
-            reason=form["reason"],
-        )
-        booked = await money.adjust(view.client, account_in(view), body=given)
-        return "credited-before" if booked.booked_before else "adjusted"
-
-    return await attempt(view, "adjust", work(view.form))
+    form = view.form
+    amount = form.micros("amount")
+    given = body(NewAdjustment, transaction=form["transaction"], amount_micros=amount, reason=form["reason"])
+    booked = await money.adjust(view.client, account_in(view), body=given)
+    return "credited-before" if booked.booked_before else "adjusted"
 
 
-async def refund(view: View) -> web.StreamResponse:
+@attempt("refund {credit}")
+async def refund(view: View) -> str:
     """Take a credit back, or a part of it."""
-
-    async def work(form: Form) -> str:
-        given = body(
-            NewRefund, amount_micros=form.micros("amount") if form["amount"] else None, number=form.number("number")
-        )
-        booked = await money.refund(view.client, account_in(view), form["credit"], body=given)
-        return "credited-before" if booked.booked_before else "refunded"
-
-    return await attempt(view, f"refund {view.form['credit']}", work(view.form))
+    form = view.form
+    amount = form.micros("amount") if form["amount"] else None
+    given = body(NewRefund, amount_micros=amount, number=form.number("number"))
+    booked = await money.refund(view.client, account_in(view), form["credit"], body=given)
+    return "credited-before" if booked.booked_before else "refunded"
 
 
-async def change(view: View) -> web.StreamResponse:
+@attempt("change")
+async def change(view: View) -> str:
     """Change the settings, the budgets and the limits. An empty field takes away what was there.
 
     Who may not change the credit line has no field for it.
     """
-
-    async def work(form: Form) -> str:
-        budgets = {f"{name}_micros": (form.micros(name) if form[name] else None) for name in WINDOWS}
-        budgets |= {name: form.number(name) if form[name] else None for name in ("requests", "session_requests")}
-        limits = {name: (form.number(name) if form[name] else None) for name in AccountLimits.__struct_fields__}
-        given = body(
-            AccountChange,
-            group=form["group"],
-            external_id=form["external_id"] or None,
-            name=form["name"] or None,
-            **({"credit_line_micros": _credit_line(form)} if form["credit_line"] or view.may(Scope.MONEY) else {}),
-            models=names_in(form["models"]),
-            budgets=budgets,
-            limits=limits,
-        )
-        await accounts.change(view.client, account_in(view), body=given)
-        return "changed"
-
-    return await attempt(view, "change", work(view.form))
+    form = view.form
+    budgets = {f"{name}_micros": (form.micros(name) if form[name] else None) for name in WINDOWS}
+    budgets |= {name: form.number(name) if form[name] else None for name in ("requests", "session_requests")}
+    limits = {name: (form.number(name) if form[name] else None) for name in AccountLimits.__struct_fields__}
+    given = body(
+        AccountChange,
+        group=form["group"],
+        external_id=form["external_id"] or None,
+        name=form["name"] or None,
+        **({"credit_line_micros": _credit_line(form)} if form["credit_line"] or view.may(Scope.MONEY) else {}),
+        models=names_in(form["models"]),
+        budgets=budgets,
+        limits=limits,
+    )
+    await accounts.change(view.client, account_in(view), body=given)
+    return "changed"
 
 
-async def suspend(view: View) -> web.StreamResponse:
+@attempt("status")
+async def suspend(view: View) -> str:
     """Refuse the account's requests."""
-    return await _set_status(view, "suspended", "suspended")
+    await accounts.change(view.client, account_in(view), body=AccountChange(status="suspended"))
+    return "suspended"
 
 
-async def resume(view: View) -> web.StreamResponse:
+@attempt("status")
+async def resume(view: View) -> str:
     """Serve the account again."""
-    return await _set_status(view, "active", "resumed")
+    await accounts.change(view.client, account_in(view), body=AccountChange(status="active"))
+    return "resumed"
 
 
-async def close(view: View) -> web.StreamResponse:
+@attempt("close")
+async def close(view: View) -> str:
     """Close the account for good."""
-
-    async def work(form: Form) -> str:
-        check_sure(form)
-        await accounts.close(view.client, account_in(view))
-        return "closed"
-
-    return await attempt(view, "close", work(view.form))
-
-
-async def attempt(view: View, action: str, work: Awaitable[str]) -> web.StreamResponse:
-    """Do something about an account, and go back to its page. What is refused is said there, above the form that asked for it."""
-    try:
-        done = await work
-    except GatewayError as error:
-        shown = problem_of(error)
-        if shown.status in (403, 404):
-            raise
-        return await show(view, shown.message, action, shown.status)
-    return view.go(f"/accounts/{account_in(view)}", done)
+    check_sure(view.form)
+    await accounts.close(view.client, account_in(view))
+    return "closed"
 
 
 def problem_of(error: GatewayError) -> Refused:
@@ -284,21 +282,8 @@ def account_in(view: View) -> str:
     return name
 
 
-async def _set_status(view: View, status: str, done: str) -> web.StreamResponse:
-    async def work() -> str:
-        await accounts.change(view.client, account_in(view), body=body(AccountChange, status=status))
-        return done
-
-    return await attempt(view, "status", work())
-
-
 def _credit_line(form: Form) -> int:
     return form.micros("credit_line") if form["credit_line"] else 0
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names in a list with commas."""
-    return [name for part in text.split(",") if (name := part.strip())]
 
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (

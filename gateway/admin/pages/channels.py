@@ -51,37 +51,40 @@ async def index(
     )
 
 
-async def disable(view: View) -> web.StreamResponse:
+def _attempt(done: str) -> Callable[[Callable[[View], Awaitable[object]]], Page]:
+    """Make a page of what is done to a channel, which goes back to all of them. What is refused is said there."""
+
+    def made(work: Callable[[View], Awaitable[object]]) -> Page:
+        async def page(view: View) -> web.StreamResponse:
+            try:
+                await work(view)
+            except GatewayError as error:
+                return await _refused(view, error)
+            return view.go("/channels", done)
+
+        return page
+
+    return made
+
+
+@_attempt("channel-disabled")
+async def disable(view: View) -> object:
     """Call a channel no more."""
-
-    def work() -> Awaitable[object]:
-        given = body(DisablingReason, reason=view.form["reason"])
-        return channels.disable(view.client, view.path["name"], body=given)
-
-    return await _attempt(view, work, "channel-disabled")
+    given = body(DisablingReason, reason=view.form["reason"])
+    return await channels.disable(view.client, view.path["name"], body=given)
 
 
-async def enable(view: View) -> web.StreamResponse:
+@_attempt("channel-enabled")
+async def enable(view: View) -> object:
     """Call a channel again, and end its cool-down."""
-    return await _attempt(view, lambda: channels.enable(view.client, view.path["name"]), "channel-enabled")
+    return await channels.enable(view.client, view.path["name"])
 
 
-async def credential(view: View) -> web.StreamResponse:
+@_attempt("changed")
+async def credential(view: View) -> object:
     """Switch a credential off or on, or let one that was refused be tried again."""
-
-    def work() -> Awaitable[object]:
-        given = body(Switch, state=view.form["state"])
-        return channels.credential(view.client, view.path["name"], view.path["number"], body=given)
-
-    return await _attempt(view, work, "changed")
-
-
-async def _attempt(view: View, work: Callable[[], Awaitable[object]], done: str) -> web.StreamResponse:
-    try:
-        await work()
-    except GatewayError as error:
-        return await _refused(view, error)
-    return view.go("/channels", done)
+    given = body(Switch, state=view.form["state"])
+    return await channels.credential(view.client, view.path["name"], view.path["number"], body=given)
 
 
 async def test(view: View) -> web.StreamResponse:

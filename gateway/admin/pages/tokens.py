@@ -17,10 +17,11 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.tokens import MadeToken, NewToken, Rotation, TokenList
 from gateway.admin.pages import accounts as account_pages
 from gateway.admin.pages import callers
-from gateway.admin.pages.accounts import account_in, check_sure, names_in, problem_of
+from gateway.admin.pages.accounts import account_in, check_sure, problem_of
 from gateway.admin.pages.login import OWN, OWN_SCOPES
 from gateway.admin.pages.view import Page, View, body
 from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.base.text import names_in
 from gateway.store.accounts import AccountStatus
 
 HOUR_S: Final = 3600

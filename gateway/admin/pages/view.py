@@ -232,20 +232,8 @@ def render(request: web.Request, template: str, context: Mapping[str, Any], stat
     return response
 
 
-class Form(Mapping[str, str]):
-    """The fields of a form, each a text without spaces around it. A field that was not sent is an empty text."""
-
-    def __init__(self, fields: Mapping[str, str]) -> None:
-        self._fields = fields
-
-    def __getitem__(self, name: str) -> str:
-        return self._fields.get(name, "")
-
-    def __iter__(self) -> Any:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
+class Form(Texts):
+    """The fields of a form, each without spaces around it. A field that was not sent is an empty text."""
 
     def micros(self, name: str) -> int:
         """Return an amount such as `5.00` in micros. Raises `Refused`."""

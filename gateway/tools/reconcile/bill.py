@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.base.errors import Misconfigured, cannot_use
+from gateway.base.text import printable
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -142,5 +143,4 @@ def amount(text: str) -> int:
 
 def shown(text: str) -> str:
     """Return a text of the bill as an error shows it: printable, and not long."""
-    printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_SHOWN])
-    return printable if len(text) <= MAX_SHOWN else f"{printable}..."
+    return printable(text[:MAX_SHOWN]) + "..." * (len(text) > MAX_SHOWN)
