@@ -7,7 +7,7 @@ own, so ids follow its clock where that differs by more than a minute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -94,6 +94,12 @@ def first_id(ms: int) -> str:
 def month(id: str) -> str:  # noqa: A002
     """Return the month (`2026-11`, UTC) in whose file a request is stored. Raises `ValueError`."""
     return utc(arrival_ms(id))[:7]
+
+
+def ms_of(time: Sequence[bytes | int]) -> int:
+    """Return the reply of the store to TIME in milliseconds since 1970."""
+    seconds, micros = map(int, time)
+    return seconds * 1000 + micros // 1000
 
 
 def utc(ms: int) -> str:

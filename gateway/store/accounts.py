@@ -49,7 +49,7 @@ KEY_KEPT_S: Final = 24 * 3600
 _limits = msgspec.json.Decoder(AccountLimits).decode
 _budgets = msgspec.json.Decoder(Budgets).decode
 _metadata = msgspec.json.Decoder(dict[str, str]).decode
-_OWN: Final = (b"external_id", b"name", b"created_at")
+_OWN: Final = ("external_id", "name", "created_at")
 NO_METADATA: Final[Mapping[str, str]] = {}
 
 RELOAD_S: Final = 300.0
@@ -142,12 +142,13 @@ class Accounts:
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
         profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), tuple(models), limits, budgets)
-        own: dict[str, str | int | bytes] = {"created_at": utc(now_ms())}
+        own: dict[str, Any] = {"created_at": utc(now_ms())}
         own |= {key: each for key, each in (("external_id", external_id), ("name", name)) if each}
         if metadata:
             own["metadata"] = msgspec.json.encode(metadata)
         if await self._write("new", account_id, _fields(profile) | own, key):
-            return _with_numbers(profile, b"0 0 0 0", external_id, name, dict(metadata), str(own["created_at"]))
+            own |= {"external_id": external_id, "name": name}
+            return _with_numbers(profile, b"0 0 0 0", **own | {"metadata": dict(metadata)})
         return await self._update(account_id, {})
 
     async def get(self, account_id: str) -> Account | None:
@@ -198,26 +199,18 @@ class Accounts:
         Raises `AccountError` if the account is unknown or closed, or a value is out of range, and `AccountChanged` where its limits
         or budgets are not as they were when its mark was `mark`.
         """
-        fields: dict[str, str | int | bytes] = {}
-        if status is not None:
-            fields["status"] = status.value
-        if group is not None:
-            fields["group"] = group
-        if credit_line is not None:
-            fields["credit_line"] = _amount(credit_line)
-        if models is not None:
-            fields["models"] = ",".join(models)
-        if limits is not None:
-            fields["limits"] = msgspec.json.encode(limits)
-        if budgets is not None:
-            fields["budgets"] = _encoded(budgets)
-        if external_id is not None:
-            fields["external_id"] = external_id
-        if name is not None:
-            fields["name"] = name
-        if metadata is not None:
-            fields["metadata"] = msgspec.json.encode(metadata)
-        return await self._update(account_id, fields, mark)
+        fields: dict[str, str | int | bytes | None] = {
+            "status": status and status.value,
+            "group": group,
+            "credit_line": None if credit_line is None else _amount(credit_line),
+            "models": None if models is None else ",".join(models),
+            "limits": None if limits is None else msgspec.json.encode(limits),
+            "budgets": None if budgets is None else _encoded(budgets),
+            "external_id": external_id,
+            "name": name,
+            "metadata": None if metadata is None else msgspec.json.encode(metadata),
+        }
+        return await self._update(account_id, {name: each for name, each in fields.items() if each is not None}, mark)
 
     async def mark(self, account_id: str) -> bytes:
         """Return the mark of an account's limits and budgets: another one after each change of them."""
@@ -310,34 +303,22 @@ def _account_of(account_id: str, *replies: Any) -> Account | None:
     fields, numbers = replies
     try:
         profile = profile_of(account_id, fields)
-        external_id, name, created_at = (fields.get(each, b"").decode() for each in _OWN)
-        metadata = _metadata(fields.get(b"metadata") or b"{}")
-        return _with_numbers(profile, numbers, external_id, name, metadata, created_at) if profile else None
+        own: dict[str, Any] = {name: fields.get(name.encode(), b"").decode() for name in _OWN}
+        own["metadata"] = _metadata(fields.get(b"metadata") or b"{}")
+        return _with_numbers(profile, numbers, **own) if profile else None
     except (LookupError, ValueError, msgspec.MsgspecError) as error:
         raise StoreError(
             f"{account_key(account_id)} or {wallet_key(account_id)} is not as it was written ({error}): restore the store"
         ) from None
 
 
-def _with_numbers(profile: Profile, numbers: bytes | None, *own: Any) -> Account:
+def _with_numbers(profile: Profile, numbers: bytes | None, **own: Any) -> Account:
     if numbers is None:
         raise StoreError(
             f"the account `{profile.id}` has no balance in the store: restore a backup, and see `gateway verify`"
         )
     balance, held, holds, _ = map(int, numbers.split())
-    return Account(
-        profile.id,
-        profile.status,
-        profile.group,
-        profile.credit_line_micros,
-        profile.models,
-        profile.limits,
-        profile.budgets,
-        balance,
-        held,
-        holds,
-        *own,
-    )
+    return Account(**msgspec.structs.asdict(profile), balance_micros=balance, held_micros=held, holds=holds, **own)
 
 
 def _encoded(budgets: Budgets) -> bytes:
@@ -422,12 +403,8 @@ class Directory:
             if self._entries is not None:
                 fresh._entries = {entry.id: entry async for entry in self._read(fresh._ids)}
             async with self._lock:
-                self._ids, self._entries, self._seen, self._until = (
-                    fresh._ids,
-                    fresh._entries,
-                    fresh._seen,
-                    fresh._until,
-                )
+                self._ids, self._entries = fresh._ids, fresh._entries
+                self._seen, self._until = fresh._seen, fresh._until
 
     async def _load(self) -> None:
         newest = await self._client.call("XREVRANGE", CHANGED, "+", "-", "COUNT", 1)

@@ -31,7 +31,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.base.ids import utc
+from gateway.base.ids import ms_of, utc
 from gateway.base.text import counted
 from gateway.store.client.client import Client, Script
 
@@ -40,6 +40,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 NOTE: Final = "disabled_note"
 """The field of a channel's state that has its `Disabling`."""
+
+_OF_DISABLING: Final = ("disabled", NOTE)
+_OF_COOL_DOWN: Final = ("until", "since", "firm", "probe", "streak", "ok", "failed", "run", "turn", "starting")
+"""Fields of a channel's state."""
 
 SUSPENDED_S: Final = 600.0
 """How long a refused credential is not used, as in `channels.lua`. Its budget may be refilled, or its block be over."""
@@ -71,24 +75,8 @@ CLOSED: Final = (Condition.DISABLED, Condition.NO_CREDENTIAL)
 """Conditions in which a channel is not called, whatever else there is."""
 
 FIRST_EVENT_MS: Final = (
-    50,
-    100,
-    150,
-    200,
-    300,
-    400,
-    500,
-    700,
-    1000,
-    1500,
-    2000,
-    3000,
-    5000,
-    7000,
-    10_000,
-    15_000,
-    30_000,
-    60_000,
+    *(50, 100, 150, 200, 300, 400, 500, 700),
+    *(1000, 1500, 2000, 3000, 5000, 7000, 10_000, 15_000, 30_000, 60_000),
 )
 """The ends of the ranges in which the times from call to first event are counted."""
 _FIGURES: Final = 3 + len(FIRST_EVENT_MS) + 1
@@ -148,17 +136,8 @@ class Channels:
 
         Raises `StoreAway`; the store then has all reports or none.
         """
-        rules = self.cooldown
-        text = _encode(list(reports.values()))
-        arguments: list[str | bytes | int] = [
-            "sync",
-            worker,
-            text,
-            rules.first_ms,
-            rules.max_ms,
-            rules.window_ms,
-            rules.min_failures,
-        ]
+        rules = msgspec.structs.astuple(self.cooldown)
+        arguments: list[str | bytes | int] = ["sync", worker, _encode(list(reports.values())), *rules]
         raw = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
         statuses = {
             name: ChannelStatus(
@@ -185,25 +164,9 @@ class Channels:
         state, _, _, accounts = _keys([channel])
         if enabled:
             await self._client.call("DEL", accounts)
-            await self._client.call(
-                "HDEL",
-                state,
-                "disabled",
-                NOTE,
-                "until",
-                "since",
-                "firm",
-                "probe",
-                "streak",
-                "ok",
-                "failed",
-                "run",
-                "turn",
-                "starting",
-            )
+            await self._client.call("HDEL", state, *_OF_DISABLING, *_OF_COOL_DOWN)
         else:
-            seconds, micros = await self._client.call("TIME")
-            note = Disabling(int(seconds) * 1000 + int(micros) // 1000, by, reason)
+            note = Disabling(ms_of(await self._client.call("TIME")), by, reason)
             await self._client.call("HSET", state, "disabled", 1, NOTE, _encode(note))
             await self._client.call("PERSIST", state)
 
@@ -211,9 +174,7 @@ class Channels:
         """Switch a credential off for all gateways, or on, or let one that was refused be used again now. Raises `StoreAway`."""
         key, fingerprint = _keys([channel])[0], fingerprint_of(credential)
         if state == "off":
-            seconds, micros = await self._client.call("TIME")
-            since_ms = int(seconds) * 1000 + int(micros) // 1000
-            await self._client.call("HSET", key, f"off:{fingerprint}", since_ms)
+            await self._client.call("HSET", key, f"off:{fingerprint}", ms_of(await self._client.call("TIME")))
             await self._client.call("PERSIST", key)
         elif state == "on":
             await self._client.call("HDEL", key, f"off:{fingerprint}", f"key:{fingerprint}")
@@ -232,8 +193,7 @@ class Channels:
         clock = self._client.submit("TIME")
         states = [self._client.submit("HGETALL", _keys([name])[0]) for name in channels]
         accounts = [self._client.submit("HVALS", _keys([name])[3]) for name in channels]
-        seconds, micros = await clock
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        now_ms = ms_of(await clock)
         return [
             snapshot_of(name, await state, await failing, now_ms)
             for name, state, failing in zip(channels, states, accounts, strict=True)

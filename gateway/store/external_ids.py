@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.base import crash_points
-from gateway.base.ids import EXTERNAL
+from gateway.base.ids import EXTERNAL, ms_of
 from gateway.store.accounts import Account, AccountError, AccountStatus, account_key
 from gateway.store.client.client import Client, Script
 
@@ -153,8 +153,7 @@ class ExternalIds:
         return bool(await self._client.run(_SWAP, [PREFIX + external_id], [expected, claim]))
 
     async def _now_ms(self) -> int:
-        seconds, micros = await self._client.call("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
+        return ms_of(await self._client.call("TIME"))
 
 
 def check(external_id: str) -> None:

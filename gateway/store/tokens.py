@@ -276,8 +276,7 @@ class Tokens:
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
-        tokens = [token_of(record) for record in await self._client.call("HVALS", tokens_key(account))]
-        return sorted(tokens, key=_age)
+        return (await self.of_several([account]))[0]
 
     async def of_several(self, accounts: Sequence[str]) -> list[list[Token]]:
         """Return the tokens of each of these accounts, the oldest first."""
@@ -311,23 +310,19 @@ class Tokens:
 
         Raises `TokenError` if there is no such token, and `ValueError` for a number that is out of range.
         """
-        given: dict[str, object] = {}
-        if name is not None:
-            given["name"] = name
-        if expires_at is not msgspec.UNSET:
-            given["expires_at"] = expires_at
-        if models is not None:
-            given["models"] = tuple(models)
-        if addresses is not None:
-            given["addresses"] = tuple(map(_network, addresses))
-        return await self._change(
-            token_id,
-            lambda token: {
-                "budgets": msgspec.structs.replace(token.budgets, **budgets),
-                "limits": msgspec.structs.replace(token.limits, **limits),
-                **given,
-            },
-        )
+        others: dict[str, object] = {
+            "name": name,
+            "models": None if models is None else tuple(models),
+            "addresses": None if addresses is None else tuple(map(_network, addresses)),
+        }
+        given = {field: value for field, value in others.items() if value is not None}
+        given |= {} if expires_at is msgspec.UNSET else {"expires_at": expires_at}
+
+        def changes(token: Token) -> dict[str, object]:
+            replace = msgspec.structs.replace
+            return {"budgets": replace(token.budgets, **budgets), "limits": replace(token.limits, **limits), **given}
+
+        return await self._change(token_id, changes)
 
     async def _change(self, token_id: str, changes: Callable[[Token], dict[str, object]]) -> Token:
         while True:

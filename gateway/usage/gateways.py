@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import GatewayError
-from gateway.base.ids import arrival_ms, utc
+from gateway.base.ids import arrival_ms, ms_of, utc
 from gateway.store.client.client import Client, Script
 from gateway.usage import database
 from gateway.usage.completeness import LONGEST_MS, SETTLED_MS, Away, held
@@ -226,8 +226,7 @@ async def gateways_of(client: Client) -> list[KnownGateway]:
 
 async def now_ms(client: Client) -> int:
     """Return the time by the clock of the store, or in a cluster of the node that has these keys. Raises `StoreAway`."""
-    seconds, micros = await client.run(_TIME, [GATEWAYS])
-    return int(seconds) * 1000 + int(micros) // 1000
+    return ms_of(await client.run(_TIME, [GATEWAYS]))
 
 
 async def forget(client: Client, gateway: KnownGateway) -> None:

@@ -197,17 +197,8 @@ class UsageLog:
             await asyncio.gather(*map(self.send, recent[start : start + PAGE]))
         return len(recent)
 
-    async def find(self, id: str, account: str | None = None) -> Record | None:  # noqa: A002 - the field's name
-        """Return a request's record as far as it is known, or None where the request never arrived or is too old.
-
-        With `account`, return only that account's: a record without one (refused before an account was found, or not yet
-        ended) is for operators alone. Raises `StoreAway` where the store is needed and does not answer.
-        """
-        record = await self._search.find(id)
-        return record if record is None or account in (None, record.account) else None
-
     async def ask(self, id: str, account: str | None = None) -> SearchResult:  # noqa: A002
-        """Do as `find`, and return also which gateways may know of a request that is not found. Raises `StoreAway`."""
+        """Return a request's record as far as it is known, and which gateways may know of one that is not, see `Search.ask`."""
         return await self._search.ask(id, account)
 
     async def known(self) -> Others:

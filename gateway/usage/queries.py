@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
-from gateway.base.ids import first_id, utc
+from gateway.base.ids import LAST_MS, first_id, utc
 from gateway.base.ids import month as month_of
 from gateway.base.log import log
 from gateway.domain.exchange import Outcome
@@ -27,13 +27,14 @@ from gateway.usage.home import Home, Part, missing, months, opened
 from gateway.usage.record import Record
 from gateway.usage.rollups import ROLLUP_SUMS, STEPS
 
+Found = TypeVar("Found")
+
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
 """The cursor before all records."""
 
 
 _AFTER_ALL_IDS: Final = "g"
-_AFTER_ALL_DAYS: Final = "9"
 
 _NEWEST: Final = slice(-2, None)
 """The months that a tail reads."""
@@ -116,23 +117,14 @@ def select(
 
     Where a file cannot be read, its error is added to `unusable`, and the other months follow; without such a list it is raised.
     """
-    since = "" if since_ms is None else first_id(since_ms)
-    until = _AFTER_ALL_IDS if until_ms is None else first_id(until_ms)
-    conditions, values = ["id >= ?", "id < ?"], [since, until]
-    for column, value in (("account", account), ("model", model), ("outcome", outcome), ("token_id", token_id)):
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            values.append(value)
-    order = "DESC" if newest_first else "ASC"
-    terms = f"WHERE {' AND '.join(conditions)} ORDER BY id {order}"
-    first, last = month_at(since_ms or 0), _AFTER_ALL_DAYS if until_ms is None else month_at(until_ms)
-    for month in sorted(months(home), reverse=newest_first):
-        if first <= month <= last:
-            with collecting(unusable), opened(home, month) as part:
-                if part:
-                    yield from map(record_of, select_rows(part, terms, values))
-    if unusable is not None:
-        unusable += missing(home, first, last)
+    ids, first, last = _between(since_ms, until_ms)
+    conditions, values = equal({"account": account, "model": model, "outcome": outcome, "token_id": token_id})
+    terms = f"WHERE id >= ? AND id < ?{conditions} ORDER BY id {'DESC' if newest_first else 'ASC'}"
+
+    def read(part: Part) -> Iterator[Record]:
+        return map(record_of, select_rows(part, terms, (*ids, *values)))
+
+    return over_months(home, first, last, unusable, read, newest_first=newest_first)
 
 
 def rows(
@@ -144,18 +136,43 @@ def rows(
     unusable: list[UnusableFile],
 ) -> Iterator[Sequence[Any]]:
     """Yield some columns of the requests that ended, as the files have them: much faster than `select`."""
-    since, until = (
-        "" if since_ms is None else first_id(since_ms),
-        _AFTER_ALL_IDS if until_ms is None else first_id(until_ms),
-    )
+    ids, first, last = _between(since_ms, until_ms)
     terms = "WHERE id >= ? AND id < ? AND outcome IS NOT NULL ORDER BY id"
-    last = _AFTER_ALL_DAYS if until_ms is None else month_at(until_ms)
-    for month in months(home):
-        if month_at(since_ms or 0) <= month <= last:
+    return over_months(home, first, last, unusable, lambda part: select_rows(part, terms, ids, names=names))
+
+
+def _between(since_ms: int | None, until_ms: int | None) -> tuple[tuple[str, str], str, str]:
+    """Return the bounds of the ids of a time, the second one exclusive; its first month, and its last one."""
+    since, until = since_ms or 0, LAST_MS if until_ms is None else until_ms
+    return (first_id(since), first_id(until)), month_at(since), month_at(until)
+
+
+def over_months(
+    home: Home,
+    first: str,
+    last: str,
+    unusable: list[UnusableFile] | None,
+    read: Callable[[Part], Iterable[Found]],
+    *,
+    newest_first: bool = False,
+) -> Iterator[Found]:
+    """Yield what `read` finds in the part of each of these months.
+
+    Where one cannot be read, its error is added to `unusable`, and the others follow; without such a list it is raised.
+    """
+    for month in sorted(months(home), reverse=newest_first):
+        if first <= month <= last:
             with collecting(unusable), opened(home, month) as part:
                 if part:
-                    yield from select_rows(part, terms, (since, until), names=names)
-    unusable += missing(home, month_at(since_ms or 0), last)
+                    yield from read(part)
+    if unusable is not None:
+        unusable += missing(home, first, last)
+
+
+def equal(columns: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return the condition that columns have these values, but for those that are None, and the values."""
+    given = {column: value for column, value in columns.items() if value is not None}
+    return "".join(f' AND "{column}" = ?' for column in given), list(given.values())
 
 
 class Tail:
@@ -257,9 +274,9 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
     def filters(self) -> tuple[str, list[str]]:
         """The further conditions, and their values."""
         names = ("token_id", "group", "model", "channel", "outcome", "error_code", "operation")
-        given = [(name, value) for name in names if (value := getattr(self, name)) is not None]
-        tag, values = tagged(self.tag) if self.tag else ("", [])
-        return "".join(f' AND "{column}" = ?' for column, _ in given) + tag, [*(value for _, value in given), *values]
+        conditions, values = equal({name: getattr(self, name) for name in names})
+        tag, more = tagged(self.tag) if self.tag else ("", [])
+        return conditions + tag, values + more
 
 
 class RequestsQuery(msgspec.Struct, frozen=True):
@@ -286,9 +303,7 @@ class RequestsQuery(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[str, list[str]]:
         """The further conditions, and their values."""
-        pairs = (("model", self.model), ("outcome", self.outcome), ("operation", self.operation))
-        given = [(column, value) for column, value in pairs if value is not None]
-        return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
+        return equal({"model": self.model, "outcome": self.outcome, "operation": self.operation})
 
 
 class RequestList(msgspec.Struct):

@@ -18,7 +18,7 @@ import msgspec
 from gateway.base.ids import arrival_ms
 from gateway.store.client.client import Client, Script
 from gateway.usage import queries
-from gateway.usage.database import FilesUnusable, UnusableFile
+from gateway.usage.database import UnusableFile
 from gateway.usage.gateways import Others
 from gateway.usage.home import Home
 from gateway.usage.record import Record, decode
@@ -91,13 +91,6 @@ class Search:
         if record.outcome:
             return SearchResult(record)
         return SearchResult(record, [*map(str, unusable), *(await self._known()).may_have_end(record)])
-
-    async def find(self, id: str) -> Record | None:  # noqa: A002
-        """Return a request's record as far as it is known here. Raises `StoreAway`, also where the home cannot be read."""
-        record, unusable = await self._look(id)
-        if record is None and unusable:
-            raise FilesUnusable(str(unusable[0]))
-        return record
 
     async def _look(self, id: str) -> tuple[Record | None, list[UnusableFile]]:  # noqa: A002
         """Return a request's record as far as it is known here, and the error of a home that may have it, or its end."""

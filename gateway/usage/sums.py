@@ -6,7 +6,7 @@ requests, which takes about two seconds for a million.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import merge, nlargest, nsmallest
 from itertools import islice, pairwise
 from operator import add, itemgetter
@@ -17,8 +17,8 @@ import msgspec
 from gateway.base.ids import LAST_MS, first_id, utc
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import GROUPS, SUM_COLUMNS, SUMS, UnusableFile
-from gateway.usage.home import Home, Part, missing, months, opened
-from gateway.usage.queries import collecting, merged, month_at
+from gateway.usage.home import Home, Part
+from gateway.usage.queries import equal, merged, month_at, over_months
 
 DAY_MS: Final = 86_400_000
 _TIMES: Final = {"hour": 13, "day": 10, "month": 7}
@@ -62,14 +62,8 @@ class Selected(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[str, list[str]]:
         """The conditions but for the time, and their values."""
-        pairs = (
-            ("account", self.account),
-            ("model", self.model),
-            ("outcome", self.outcome),
-            ("token_id", self.token_id),
-        )
-        given = [(column, value) for column, value in pairs if value is not None]
-        return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
+        columns = {"account": self.account, "model": self.model, "outcome": self.outcome, "token_id": self.token_id}
+        return equal(columns)
 
     @property
     def between_ms(self) -> tuple[int, int]:
@@ -82,19 +76,9 @@ def grouped(home: Home, by: Sequence[str], wanted: Selected, unusable: list[Unus
 
     Where a file cannot be read, its error is added to `unusable`, and its requests are left out.
     """
-    since_ms, until_ms = wanted.between_ms
-    first, last = month_at(since_ms), month_at(until_ms)
-
-    def rows() -> Iterator[Sequence[Any]]:
-        for month in months(home):
-            if first <= month <= last:
-                with collecting(unusable), opened(home, month) as part:
-                    if part:
-                        yield from part.execute(*statement(part, by, wanted)).fetchall()
-
-    found = merged(rows(), by, SUMS)
-    unusable += missing(home, first, last)
-    return found
+    first, last = map(month_at, wanted.between_ms)
+    found = over_months(home, first, last, unusable, lambda part: part.execute(*statement(part, by, wanted)).fetchall())
+    return merged(found, by, SUMS)
 
 
 def statement(part: Part, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
@@ -181,16 +165,12 @@ def _parts(
     home: Home, by: Sequence[str], wanted: Selected, order: Order | None, unusable: list[UnusableFile]
 ) -> list[PartialSums]:
     """Return the sums of each month; with an order, its lines alone."""
-    since_ms, until_ms = wanted.between_ms
-    first, last = month_at(since_ms), month_at(until_ms)
-    parts = list[PartialSums]()
-    for month in months(home):
-        if first <= month <= last:
-            with collecting(unusable), opened(home, month) as part:
-                if part is not None:
-                    parts += [read(part, by, within, order) for within in _spans(wanted)]
-    unusable += missing(home, first, last)
-    return parts
+    first, last = map(month_at, wanted.between_ms)
+
+    def parts(part: Part) -> list[PartialSums]:
+        return [read(part, by, within, order) for within in _spans(wanted)]
+
+    return list(over_months(home, first, last, unusable, parts))
 
 
 def _spans(wanted: Selected) -> list[Selected]:

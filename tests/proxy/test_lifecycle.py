@@ -104,7 +104,7 @@ async def test_whatever_pending_work_of_a_plugin_raises_only_its_request_fails_a
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         async with asyncio.timeout(PATIENCE_S):
             while (
-                record := await gateway.store.usage.find(answer.headers["x-request-id"])
+                record := (await gateway.store.usage.ask(answer.headers["x-request-id"])).record
             ) is None or not record.outcome:
                 await asyncio.sleep(0.01)
     assert (record.outcome, record.status, record.error_code) == (Outcome.INTERNAL_ERROR, 500, "internal_error")

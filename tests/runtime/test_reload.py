@@ -91,7 +91,7 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
             await gateway.gateway.runner.wait_ended()
             await asyncio.sleep(0)
         assert stopped == ["old"]
-        record = await gateway.store.usage.find(answer.headers["x-request-id"])
+        record = (await gateway.store.usage.ask(answer.headers["x-request-id"])).record
         assert record is not None
         assert record.config == 1
     assert stopped == ["old", "new"]

@@ -49,7 +49,7 @@ async def test_records_spools_closings_and_forgetting_work_on_a_cluster(
     ids = await one.served(60)
     lengths = [await client.call("XLEN", stream) for stream in one.usage.streams]
     assert (len(lengths), sum(lengths), max(lengths) < 60) == (STREAMS, 120, True)
-    assert (await two.usage.find(min(ids))) is not None, "it is found in its stream"
+    assert (await two.usage.ask(min(ids))).record is not None, "it is found in its stream"
     spooled = end(arrival())
     await two.usage.spool.append(encode(spooled))
     (lost,) = await opened(three)
@@ -59,7 +59,7 @@ async def test_records_spools_closings_and_forgetting_work_on_a_cluster(
     assert (await one.usage.ask(spooled.id)).record == spooled
     assert await one.sink.close_lost(9_000_000_000_000) == 1
     await two.drain()
-    found = await one.usage.find(lost.id)
+    found = (await one.usage.ask(lost.id)).record
     assert found is not None
     assert found.outcome is Outcome.GATEWAY_CRASHED
     assert await one.usage.length() == 0

@@ -189,9 +189,9 @@ async def test_a_request_that_another_machine_served_is_found(
     await remote.insert([remote_record])
     database.write([local_record])
     usage = UsageLog(client, database.folder, clickhouse=remote)
-    assert await usage.find(remote_record.id, "demo") == remote_record
-    assert await usage.find(remote_record.id, "other") is None
-    assert await usage.find(local_record.id) == local_record
+    assert (await usage.ask(remote_record.id, "demo")).record == remote_record
+    assert (await usage.ask(remote_record.id, "other")).record is None
+    assert (await usage.ask(local_record.id)).record == local_record
 
 
 async def test_a_batch_that_failed_is_sent_again(server_without_engine: Server, database: UsageDatabase) -> None:
@@ -230,9 +230,9 @@ async def test_an_unknown_request_raises_while_clickhouse_is_away(client: Client
     nowhere = ClickHouse(f"http://{NAME}:{PASSWORD}@127.0.0.1:1/records", timeout_s=1)
     usage = UsageLog(client, database.folder, clickhouse=nowhere)
     with pytest.raises(StoreAway) as away:
-        await usage.find(arrival().id)
+        await usage.ask(arrival().id)
     assert PASSWORD not in str(away.value)
-    assert await usage.find("nonsense") is None, "what is no id is not looked up"
+    assert (await usage.ask("nonsense")).record is None, "what is no id is not looked up"
 
 
 @pytest.mark.parametrize("wrong", ["clickhouse:8123", "ftp://host/", "https://", "http://host:70000/x", "http://a b/"])

@@ -156,9 +156,9 @@ async def test_a_request_is_found_in_the_stream_before_it_is_in_the_files(usage:
     opened = arrival()
     await usage.submit_arrival(arrival())
     await usage.submit_arrival(opened)
-    assert await usage.find(opened.id) == opened
+    assert (await usage.ask(opened.id)).record == opened
     await usage.end(end(opened))
-    assert await usage.find(opened.id) == end(opened)
+    assert (await usage.ask(opened.id)).record == end(opened)
 
 
 async def test_a_request_is_found_among_many_others_in_the_stream(
@@ -169,20 +169,20 @@ async def test_a_request_is_found_among_many_others_in_the_stream(
     await usage.submit_arrival(wanted)
     await asyncio.gather(*(usage.submit_arrival(arrival()) for _ in range(45)))
     await usage.end(end(wanted))
-    assert await usage.find(wanted.id) == end(wanted)
+    assert (await usage.ask(wanted.id)).record == end(wanted)
 
 
 async def test_a_request_whose_arrival_is_in_the_files_and_whose_end_waits_has_ended(usage: UsageLog) -> None:
     opened = arrival()
     writer(usage.home).write([opened])
-    assert await usage.find(opened.id) == opened
+    assert (await usage.ask(opened.id)).record == opened
     await usage.end(end(opened))
-    assert await usage.find(opened.id) == end(opened)
+    assert (await usage.ask(opened.id)).record == end(opened)
 
 
 async def test_other_calls_are_served_while_many_entries_are_searched(usage: UsageLog) -> None:
     await fill(usage, 80_000)
-    finding = asyncio.create_task(usage.find(id_at(round(time.time() * 1000))))
+    finding = asyncio.create_task(usage.ask(id_at(round(time.time() * 1000))))
     calls = 0
     while not finding.done():
         await usage.client.call("PING")
@@ -195,7 +195,7 @@ async def test_a_request_is_found_when_the_clock_went_back_an_hour_before_it_arr
     back = arrival(id_at(round(time.time() * 1000) - 3_600_000))
     await usage.submit_arrival(back)
     await usage.end(end(back))
-    assert await usage.find(back.id) == end(back)
+    assert (await usage.ask(back.id)).record == end(back)
 
 
 async def test_a_request_is_found_after_the_stores_clock_was_ahead(usage: UsageLog) -> None:
@@ -203,16 +203,16 @@ async def test_a_request_is_found_after_the_stores_clock_was_ahead(usage: UsageL
     await usage.client.call("XADD", usage.streams[0], ahead, "record", "{}")  # the ids of the stream stay at this time
     opened = arrival()
     await usage.submit_arrival(opened)
-    assert await usage.find(opened.id) == opened
+    assert (await usage.ask(opened.id)).record == opened
     await usage.end(end(opened))
-    assert await usage.find(opened.id) == end(opened)
+    assert (await usage.ask(opened.id)).record == end(opened)
 
 
 async def test_a_request_of_long_ago_is_found_when_it_was_written_late(usage: UsageLog) -> None:
     ended = end(arrival(id_at(round(time.time() * 1000) - 30 * 86_400_000)))
     await usage.end(end(arrival()))
     await usage.end(ended)
-    assert await usage.find(ended.id) == ended
+    assert (await usage.ask(ended.id)).record == ended
 
 
 async def fill(usage: UsageLog, count: int) -> None:
@@ -231,9 +231,9 @@ async def test_a_request_in_a_damaged_file_is_not_said_to_have_never_arrived(cli
     rows.close()
     path_of(usage.folder, month(ended.id)).write_bytes(b"garbage" * 1000)
     await usage.end(in_stream)
-    assert await usage.find(in_stream.id) == in_stream
-    with pytest.raises(StoreAway, match="cannot be used: file is not a database"):
-        await usage.find(ended.id)
+    assert (await usage.ask(in_stream.id)).record == in_stream
+    (unasked,) = (await usage.ask(ended.id)).unasked
+    assert "cannot be used: file is not a database" in unasked
 
 
 @pytest.mark.parametrize("content", [b"", b"0123", b"\xff" * 32])
@@ -245,17 +245,17 @@ async def test_a_damaged_installation_file_is_named(client: Client, tmp_path: Pa
 
 async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> None:
     await usage.submit_arrival(arrival())
-    assert await usage.find(arrival().id) is None
-    assert await usage.find("nonsense") is None
+    assert (await usage.ask(arrival().id)).record is None
+    assert (await usage.ask("nonsense")).record is None
 
 
 async def test_an_account_finds_only_its_own_requests(usage: UsageLog) -> None:
     own, other, without = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
     writer(usage.home).write([own, other, without])
-    assert await usage.find(own.id, "demo") == own
-    assert await usage.find(other.id, "demo") is None
-    assert await usage.find(without.id, "demo") is None
-    assert await usage.find(without.id) == without
+    assert (await usage.ask(own.id, "demo")).record == own
+    assert (await usage.ask(other.id, "demo")).record is None
+    assert (await usage.ask(without.id, "demo")).record is None
+    assert (await usage.ask(without.id)).record == without
 
 
 async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id_raises(
@@ -263,9 +263,9 @@ async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id
 ) -> None:
     ended = end(arrival())
     writer(frozen.home).write([ended])
-    assert await frozen.find(ended.id) == ended
+    assert (await frozen.ask(ended.id)).record == ended
     with pytest.raises(StoreAway):
-        await frozen.find(arrival().id)
+        await frozen.ask(arrival().id)
 
 
 async def test_each_folder_is_a_gateway_of_its_own_that_stays_the_same(client: Client, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from gateway.server.own_records import notes_of
 from gateway.store.client.client import Client
 from gateway.usage import completeness, queries, sink
 from gateway.usage.completeness import DAY_MS, LATE, LONGEST_MS, READ, SKEW_MS, notes
-from gateway.usage.database import FilesUnusable
 from gateway.usage.gateways import HomeTaken, forget, gateways_of
 from gateway.usage.home import Home, postgres
 from gateway.usage.log import UsageLog
@@ -100,7 +99,7 @@ async def test_what_a_sink_had_taken_that_died_is_written_by_another(
     assert len((await one.sink.reader.read())[STREAM]) == 20
     await two.drain()
     assert two.ids() == set()
-    assert (await two.usage.find(min(ids))) is not None, "it is found while it waits"
+    assert (await two.usage.ask(min(ids))).record is not None, "it is found while it waits"
     monkeypatch.setattr(sink, "CLAIM_MS", 0)
     monkeypatch.setattr(sink, "CLAIM_S", 0)
     await two.drain()
@@ -169,9 +168,9 @@ async def test_while_the_database_is_away_the_stream_has_the_records_and_then_th
         ids |= await machine.served(5)
         assert machine.usage.spool.count() > 0
         assert await machine.usage.oldest_ms() is not None
-        assert (await machine.usage.find(min(waiting))) is not None
-        with pytest.raises(FilesUnusable, match=r"usage\.database cannot be used"):
-            await machine.usage.find(max(ids))
+        assert (await machine.usage.ask(min(waiting))).record is not None
+        (unasked,) = (await machine.usage.ask(max(ids))).unasked
+        assert "usage.database cannot be used" in unasked
         ids |= waiting
     finally:
         postgres_server.start()

@@ -44,7 +44,7 @@ async def test_each_failing_hook_is_logged_with_the_plugin_and_its_line(
             assert (line["plugin"], line["hook"], line["at"]) == ("fails", hook, f"{FILE}, line {LINE}")
             assert line["request_id"] == request_id
             async with asyncio.timeout(PATIENCE_S):  # an error is sent before its end is written
-                while (record := await gateway.store.usage.find(request_id)) is None or record.outcome is None:
+                while (record := (await gateway.store.usage.ask(request_id)).record) is None or record.outcome is None:
                     await asyncio.sleep(0.01)
             assert record.refused_by == ("" if hook == "on_end" else "fails")
 
@@ -60,7 +60,7 @@ async def test_headers_that_are_none_leave_an_error_whose_id_is_in_the_log(
     ):
         request_id = await ask(gateway.base_url, await gateway.token(), "headers")
         await gateway.gateway.runner.wait_ended()
-        record = await gateway.store.usage.find(request_id)
+        record = (await gateway.store.usage.ask(request_id)).record
         assert record is not None
         assert (record.outcome, record.status) == (Outcome.INTERNAL_ERROR, 500)
 
@@ -123,7 +123,7 @@ async def test_the_record_has_what_the_ledger_has(how: str, store_url: str, clie
 
 
 async def record_of(gateway: Running, request_id: str) -> Record:
-    record = await gateway.store.usage.find(request_id)
+    record = (await gateway.store.usage.ask(request_id)).record
     assert record is not None
     return record
 

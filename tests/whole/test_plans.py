@@ -158,7 +158,7 @@ async def test_a_deleted_token_is_refused_under_no_account(gateway: Running) -> 
         await gateway.ask(token)
     await gateway.store.tokens.delete(await token_id_of(gateway.store))
     refused = [await gateway.ask(token) for _ in range(4)]
-    records = [await gateway.store.usage.find(each.headers["x-request-id"]) for each in refused]
+    records = [(await gateway.store.usage.ask(each.headers["x-request-id"])).record for each in refused]
     assert [(each.status, each.account, each.token_id) for each in records if each] == [(401, "", "")] * 4
 
 

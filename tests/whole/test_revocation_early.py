@@ -281,7 +281,7 @@ async def gateway_with_groups(store_url: str, client: Client, tmp_path: Path) ->
 
 
 async def charge_of(gateway_with_groups: Running, request_id: str) -> int:
-    record = await gateway_with_groups.store.usage.find(request_id)
+    record = (await gateway_with_groups.store.usage.ask(request_id)).record
     assert record is not None
     return record.charge_micros
 
@@ -304,7 +304,7 @@ async def test_a_change_counts_from_the_next_request_on(
     assert after is not None
     assert (after.balance_micros, after.held_micros, after.holds) == (before.balance_micros, 0, 0)
     assert await client.call("ZCARD", "gw:{tester}:limits:rate-limit:slots") == 0
-    record = await gateway_with_groups.store.usage.find(refused.headers["x-request-id"])
+    record = (await gateway_with_groups.store.usage.ask(refused.headers["x-request-id"])).record
     assert record is not None
     assert (record.error_code, record.account) == (code, "tester" if named else "")
     assert await gateway_with_groups.store.wallet.verify("tester") == []

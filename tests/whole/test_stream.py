@@ -146,7 +146,7 @@ async def test_every_way_of_reporting_usage_is_charged_exactly(
     upstream.mode = mode
     answer = await answered(gateway, await gateway.token())
     assert answer.whole
-    record = await gateway.store.usage.find(answer.headers["x-request-id"])
+    record = (await gateway.store.usage.ask(answer.headers["x-request-id"])).record
     assert record is not None
     assert (record.outcome, record.usage_source) == ("completed", "upstream")
     assert await spent(gateway) == record.charge_micros == record.prompt_tokens + 2 * record.completion_tokens
@@ -155,7 +155,7 @@ async def test_every_way_of_reporting_usage_is_charged_exactly(
 async def test_without_usage_the_charge_is_an_estimate_and_never_zero(gateway: Running, upstream: FakeUpstream) -> None:
     upstream.mode = "no-usage"
     answer = await answered(gateway, await gateway.token())
-    record = await gateway.store.usage.find(answer.headers["x-request-id"])
+    record = (await gateway.store.usage.ask(answer.headers["x-request-id"])).record
     assert record is not None
     assert record.usage_source == "estimated"
     assert record.completion_tokens > 0

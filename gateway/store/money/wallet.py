@@ -120,8 +120,7 @@ class Wallet:
 
     async def follow_clock(self) -> None:
         """Let the ids of this process follow the store's clock."""
-        seconds, micros = await self._client.call("TIME")
-        ids.follow(int(seconds) * 1000 + int(micros) // 1000)
+        ids.follow(ids.ms_of(await self._client.call("TIME")))
 
     @staticmethod
     def to_hold(amount: int, floor: int, fingerprint: str) -> tuple[int, int, str]:
