@@ -27,24 +27,13 @@ from gateway.chain import loading
 from gateway.chain.chain import STOP_LIMIT_S, Chain
 from gateway.chain.entry import error_text
 from gateway.chain.services import Services, services_of
-from gateway.config.schema import AlertSettings, Config, Loaded, load
+from gateway.config.schema import SECTIONS, AlertSettings, Config, Loaded, load
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import BackgroundTask
 from gateway.server.gateway import Gateway
 
 RELOADABLE: Final = frozenset(
-    {
-        "channels",
-        "models",
-        "aliases",
-        "groups",
-        "plugins",
-        "alerts",
-        "time_zone",
-        "currency",
-        "session_headers",
-        "admin_sso",
-    }
+    (*SECTIONS, "aliases", "plugins", "alerts", "time_zone", "currency", "session_headers", "admin_sso")
 )
 """The settings of the file that a reload changes; of `port` only `trusted_proxies`, as `after_reload` has it."""
 

@@ -22,7 +22,7 @@ from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.handover import WorkerEnd
 from gateway.runtime.maintenance import AlertWriter, Maintenance, Sampler
-from gateway.runtime.process import CUT, run_until_terminated
+from gateway.runtime.process import CUT
 from gateway.runtime.reload import Reloader
 from gateway.runtime.revocation import RevocationWatch
 from gateway.server.cors import gateway_of
@@ -123,22 +123,10 @@ async def serve(
         await stop.wait()
 
 
-def run(
-    loaded: Loaded,
-    url: str,
-    listener: socket.socket,
-    listening: Callable[[], None],
-    generation: int = 1,
-    shared: SharedNumbers | None = None,
-    offers: WorkerEnd | None = None,
-    certificate: Certificate | None = None,
-) -> None:
-    """Run `serve` until SIGTERM, on uvloop's event loop where uvloop is installed."""
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+def new_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop of a worker: uvloop where it is installed, else None."""
     with suppress(ImportError):
         import uvloop
 
-        new_loop = uvloop.new_event_loop
-    run_until_terminated(
-        lambda stop: serve(loaded, url, listener, listening, stop, generation, shared, offers, certificate), new_loop
-    )
+        return uvloop.new_event_loop
+    return None

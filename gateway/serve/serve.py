@@ -184,15 +184,10 @@ class ParentProcess:
             active, numbers = self._active, self._numbers[f"worker {index + 1}"]
             offers = WorkerEnd(self._handover, index)
             offers.begin()
-            worker.run(
-                active.loaded,
-                self._store_url,
-                self._listeners[index],
-                ready,
-                active.generation,
-                numbers,
-                offers,
-                self._certificate,
+            own = active.generation, numbers, offers, self._certificate
+            listener, url = self._listeners[index], self._store_url
+            run_until_terminated(
+                lambda stop: worker.serve(active.loaded, url, listener, ready, stop, *own), worker.new_loop()
             )
 
         return work

@@ -27,7 +27,7 @@ from gateway.alerts.alerts import Alerts
 from gateway.alerts.event import Outbox
 from gateway.base.errors import GatewayError, Misconfigured
 from gateway.chain.services import Store
-from gateway.config.schema import AlertSettings, load
+from gateway.config.schema import AlertSettings
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime import maintenance, process, store_keeper, worker
 from gateway.runtime import maintenance as module
@@ -298,14 +298,13 @@ def test_the_memory_of_large_bodies_is_given_back_at_once() -> None:
 
 # A worker without uvloop: what fails in it is shown without the import that failed before.
 def test_an_error_without_uvloop_has_nothing_about_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(*_: object) -> None:
+    async def fails(_: object) -> None:
         raise RuntimeError("a plugin's bug")
 
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    monkeypatch.setattr(worker, "serve", fails)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RuntimeError, match="a plugin's bug") as raised, socket.socket() as listener:
-        worker.run(load(Path(__file__).parents[2] / "config/demo.yaml"), "", listener, lambda: None)
+    with pytest.raises(RuntimeError, match="a plugin's bug") as raised:
+        run_until_terminated(fails, worker.new_loop())
     signal.signal(signal.SIGTERM, before)
     assert (raised.value.__context__, raised.value.__cause__) == (None, None)
 
