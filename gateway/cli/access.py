@@ -220,7 +220,6 @@ async def list_audit(
 
     Example: `gateway audit list --target alice --since 7d`
     """
-
     fields: dict[str, Any] = {"actor": actor, "operation": operation, "target": target, "by": by}
     lines = await at.lines("audit.list_", size=LARGEST_LONG_PAGE, most=limit, since=(since or 0) // 1000, **fields)
     empty = "Nothing was changed yet, or nothing of that kind."

@@ -96,7 +96,6 @@ async def create(
 
     Example: `gateway account create alice --group default --credit 5.00`
     """
-
     fields = {"id": account_id, "group": group or "default", "external_id": external_id or "", "name": name or ""}
     made = await at.do("accounts.create", **fields, budgets=given_budgets(budget))
     if credit is not None:
@@ -137,7 +136,6 @@ async def show(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account show alice --json`
     """
-
     found = await at.do("accounts.read", await at.account(account_id))
     if at.as_json:
         print_json(json_of(found) | {"budget_use": found.budget_use})
@@ -181,7 +179,6 @@ async def adjust(
 
     Example: `gateway account adjust alice -0.50 --transaction fix-17 --reason "credited twice by hand"`
     """
-
     await _booked(at, "money.adjust", account_id, transaction=transaction, amount_micros=value, reason=reason)
 
 
@@ -397,7 +394,6 @@ async def ledger(
 
     Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
     """
-
     name = await at.account(account_id)
     pages = [page async for page in at.pages("money.ledger", name, size=PAGE, most=limit, kind=kind)]
     rows = [*(_row(line) for page in pages for line in page.data), *_archived(pages[-1])]

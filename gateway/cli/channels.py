@@ -94,7 +94,6 @@ async def enable(at: At, name: NameArgument) -> None:
 
     Example: `gateway channels enable openai`
     """
-
     await at.do("channels.enable", name)
     typer.echo(f"{name} is enabled; gateways notice within a second")
 
@@ -123,7 +122,6 @@ async def credential(
 
     Example: `gateway channels credential openai 2 off`
     """
-
     await at.do("channels.credential", name, str(number), state=switch.value)
     now = {SwitchWord.ON: "is switched on", SwitchWord.OFF: "is switched off", SwitchWord.TRY: "may be used again"}[
         switch
@@ -201,7 +199,6 @@ async def test(
 
     Example: `gateway channels test openai --model gpt-4o-mini`
     """
-
     tried = await at.do("channels.test", name, model=model, credential=credential)
     if at.as_json:
         print_json(tried)

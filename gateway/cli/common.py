@@ -161,7 +161,6 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
 def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any, Result]]) -> Result:
     """Run `work` with the store of the configuration at `path`, and return its result."""
-
     import asyncio
 
     async def inner() -> Result:

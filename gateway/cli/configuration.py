@@ -190,7 +190,8 @@ def changes(before: Config, after: Config) -> Iterator[ConfigChange]:
 
     restarts = needs_restart(before, after)
     for name in restarts:
-        yield from _field(name, name, before, after, "restart")
+        for change in _field(name, name, before, after):
+            yield msgspec.structs.replace(change, takes="restart")
     if "port" not in restarts:
         yield from _field("port.trusted_proxies", "trusted_proxies", before.port, after.port)
     for name in Config.__struct_fields__:
@@ -204,75 +205,73 @@ def changes(before: Config, after: Config) -> Iterator[ConfigChange]:
         yield ConfigChange("plugins", f"the order becomes {', '.join(new)}")
 
 
-def _entries(
-    place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str = "reload"
-) -> Iterator[ConfigChange]:
+def _entries(place: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ConfigChange]:
     for name in old.keys() - new.keys():
-        yield ConfigChange(f"{place}.{name}", "is removed", takes)
+        yield ConfigChange(f"{place}.{name}", "is removed")
     for name, entry in new.items():
         if name not in old:
-            yield ConfigChange(f"{place}.{name}", _added(entry), takes)
+            yield ConfigChange(f"{place}.{name}", _added(entry))
         elif isinstance(entry, Section):
-            yield from _fields(f"{place}.{name}", old[name], entry, takes)
+            yield from _fields(f"{place}.{name}", old[name], entry)
         elif entry != old[name]:
-            yield ConfigChange(f"{place}.{name}", _becomes(old[name], entry), takes)
+            yield ConfigChange(f"{place}.{name}", _becomes(old[name], entry))
 
 
-def _fields(place: str, old: Section, new: Section, takes: str = "reload") -> Iterator[ConfigChange]:
+def _fields(place: str, old: Section, new: Section) -> Iterator[ConfigChange]:
     for field in msgspec.structs.fields(new):
-        yield from _field(f"{place}.{field.encode_name}", field.name, old, new, takes)
+        yield from _field(f"{place}.{field.encode_name}", field.name, old, new)
 
 
-def _field(place: str, name: str, old: Section, new: Section, takes: str = "reload") -> Iterator[ConfigChange]:
+def _field(place: str, name: str, old: Section, new: Section) -> Iterator[ConfigChange]:
     was, becomes = getattr(old, name), getattr(new, name)
     if isinstance(was, Section) and isinstance(becomes, Section):
-        yield from _fields(place, was, becomes, takes)
+        yield from _fields(place, was, becomes)
     elif isinstance(was, Fixed) and isinstance(becomes, Fixed):
-        yield from _fixed(place, was, becomes, takes)
+        yield from _fixed(place, was, becomes)
     elif isinstance(was, dict) and isinstance(becomes, dict):
-        yield from (_settings if name in new.hidden else _entries)(place, was, becomes, takes)
+        yield from (_settings if name in new.hidden else _entries)(place, was, becomes)
     elif was == becomes:
         return
     elif name in new.hidden:
-        yield ConfigChange(place, "changes", takes)
+        yield ConfigChange(place, "changes")
     elif isinstance(was, list | tuple) and isinstance(becomes, list | tuple):
-        yield from _lists(place, was, becomes, takes)
+        yield from _lists(place, was, becomes)
     elif was is None and isinstance(becomes, Section):
-        yield ConfigChange(place, _added(becomes), takes)
+        yield ConfigChange(place, _added(becomes))
     else:
-        yield ConfigChange(place, "is removed" if isinstance(was, Section) else _becomes(was, becomes), takes)
+        yield ConfigChange(place, "is removed" if isinstance(was, Section) else _becomes(was, becomes))
 
 
-def _lists(place: str, was: Sequence[Any], becomes: Sequence[Any], takes: str) -> Iterator[ConfigChange]:
+def _lists(place: str, was: Sequence[Any], becomes: Sequence[Any]) -> Iterator[ConfigChange]:
     """Yield what a list gains and loses. A model's channels are compared by their names where each is there once."""
     sides = [[Serving(item) if isinstance(item, str) else item for item in side] for side in (was, becomes)]
     if place.startswith("models.") and place.endswith(".channels"):
         old, new = ({item.use: item for item in side} for side in sides)
         if len(old) == len(was) and len(new) == len(becomes):
-            yield from _entries(place, old, new, takes)
+            yield from _entries(place, old, new)
             return
     added, removed = [item for item in becomes if item not in was], [item for item in was if item not in becomes]
     for items, word in ((added, "adds"), (removed, "removes")):
         for item in items:
-            yield ConfigChange(place, f"{word} {_in_yaml(item)}", takes)
+            yield ConfigChange(place, f"{word} {_in_yaml(item)}")
     if not (added or removed):
-        yield ConfigChange(place, f"becomes {_in_yaml(becomes)}", takes)
+        yield ConfigChange(place, f"becomes {_in_yaml(becomes)}")
 
 
-def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str) -> Iterator[ConfigChange]:
+def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ConfigChange]:
     """Yield the differences between a plugin's settings. Only numbers and switches are shown: a text may be a secret."""
     for key in {**old, **new}:
         was, becomes = old.get(key), new.get(key)
         if isinstance(was, dict) and isinstance(becomes, dict):
-            yield from _settings(f"{place}.{key}", was, becomes, takes)
+            yield from _settings(f"{place}.{key}", was, becomes)
         elif key not in new:
-            yield ConfigChange(f"{place}.{key}", "is removed", takes)
+            yield ConfigChange(f"{place}.{key}", "is removed")
         elif key not in old or was != becomes:
             open_ = not SECRET.search(key) and all(isinstance(value, int | float | None) for value in (was, becomes))
             text = "changes" if key in old else "is added"
             if open_:
                 text = _becomes(was, becomes) if key in old else f"is set to {_in_yaml(becomes)}"
-            yield ConfigChange(f"{place}.{key}", text, takes)
+            yield ConfigChange(f"{place}.{key}", text)
 
 
 def _lockouts(before: Config, after: Config) -> Iterator[ConfigChange]:
@@ -300,15 +299,15 @@ def _added(entry: object) -> str:
     return f"is added: {_in_yaml(entry)}" if _plain(entry) else "is added"
 
 
-def _fixed(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[ConfigChange]:
+def _fixed(place: str, old: Fixed[Any], new: Fixed[Any]) -> Iterator[ConfigChange]:
     """Yield the names that differ: their values may be secret."""
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
-            yield ConfigChange(f"{place}.{name}", "is removed", takes)
+            yield ConfigChange(f"{place}.{name}", "is removed")
         elif name not in old:
-            yield ConfigChange(f"{place}.{name}", "is added", takes)
+            yield ConfigChange(f"{place}.{name}", "is added")
         elif Fixed({name: old[name]}) != Fixed({name: new[name]}):
-            yield ConfigChange(f"{place}.{name}", "changes", takes)
+            yield ConfigChange(f"{place}.{name}", "changes")
 
 
 def _in_yaml(value: object) -> str:

@@ -134,7 +134,6 @@ async def create(
 
     Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
     """
-
     zone = await at.zone()
     made = await at.do(
         "tokens.create",
@@ -172,7 +171,6 @@ async def list_(
 
     Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
     """
-
     zone = await at.zone()
     if account is not None:
         name = await at.account(account)
@@ -248,7 +246,6 @@ async def rotate(
 
     Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
     """
-
     zone = await at.zone()
     made = await at.do("tokens.rotate", token_id, overlap_s=overlap, expires_at=expires and expires.at(zone))
     until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
@@ -261,7 +258,6 @@ async def disable(at: At, token_id: IdArgument) -> None:
 
     Example: `gateway token disable alice-1a2b3c4d`
     """
-
     print_token(await at.do("tokens.disable", token_id), await at.zone(), at.as_json)
 
 
@@ -271,7 +267,6 @@ async def enable(at: At, token_id: IdArgument) -> None:
 
     Example: `gateway token enable alice-1a2b3c4d`
     """
-
     print_token(await at.do("tokens.enable", token_id), await at.zone(), at.as_json)
 
 

@@ -152,7 +152,6 @@ async def show(at: At, request_id: RequestArgument) -> None:
 
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
-
     from gateway.admin.actions.requests import record_of, sum_of
 
     record = record_of(await at.do("requests.read", request_id))

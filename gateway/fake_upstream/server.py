@@ -115,15 +115,9 @@ class FakeUpstream:
         app.router.add_post("/v1/completions", partial(self._complete, TextCompletion, PromptBody))
         for path in ("/v1/embeddings", "/v1/rerank", "/v1/moderations"):
             app.router.add_post(path, self._read_texts)
-        for path in (
-            "images/generations",
-            "images/edits",
-            "images/variations",
-            "audio/speech",
-            "audio/transcriptions",
-            "audio/translations",
-        ):
-            app.router.add_post(f"/v1/{path}", self._make)
+        pictures, sound = ("generations", "edits", "variations"), ("speech", "transcriptions", "translations")
+        for path in (*(f"images/{each}" for each in pictures), *(f"audio/{each}" for each in sound)):
+            app.router.add_post(f"/v1/{path}", lambda request: make(request, self.mode))
         app.on_shutdown.append(self._cancel_answers)
         return app
 
@@ -223,9 +217,6 @@ class FakeUpstream:
             return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
-
-    async def _make(self, request: web.Request) -> web.StreamResponse:
-        return await make(request, self.mode)
 
 
 def credential_of(request: web.Request) -> str:

@@ -13,7 +13,7 @@ from gateway.chain.request_hooks import ExplainHooks
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.plugin_kit.finding import COMPLETED, Finding
-from gateway.plugin_kit.scenarios import ScenarioRunner
+from gateway.plugin_kit.scenarios import ScenarioRunner, store_snapshot
 from gateway.store.client.steps import Step, error_in, run_steps, slot_tag
 
 SIZES: Final = ("max_tokens", "prompt_tokens_bound", "prompt_tokens_estimate", "size")
@@ -117,10 +117,10 @@ async def _sent(runner: ScenarioRunner, request_id: str, hook: str, step: Step |
     if len({slot_tag(key) for key in step.keys}) != 1:
         problems.append(f"the keys of `{hook}` are in several hash slots: put braces around the account in each")
     ((status, value),) = await run_steps(runner.client, [step])
-    once = await runner.stored(request_id)
+    once = await store_snapshot(runner.client, request_id)
     for _ in range(times - 1):
         ((status, value),) = await run_steps(runner.client, [step])
-    again = await runner.stored(request_id)
+    again = await store_snapshot(runner.client, request_id)
     problems += [
         f"`{hook}` changes {name} again when its step is sent again: use the request's id"
         for name in sorted(once.keys() | again.keys())

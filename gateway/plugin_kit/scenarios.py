@@ -198,10 +198,6 @@ class ScenarioRunner:
         attempt.usage = Usage(10, 10, "upstream")
         return problem
 
-    async def stored(self, request_id: str) -> Snapshot:
-        """Return a snapshot of the store."""
-        return await store_snapshot(self.client, request_id)
-
     async def snapshot(self, exchange: Exchange) -> Snapshot:
         """Return a snapshot of what the plugin keeps."""
         memory = memory_snapshot(self.plugin)

@@ -238,7 +238,6 @@ class ConfigTest:
 
 def _run(loaded: Loaded, url: str | None, limit_s: float, before: Config | None, writing: int) -> None:
     """Do the test in the new process, and end the process. Never returns."""
-
     write = partial(write_line, writing)
 
     def note(wrong: Callable[[str], Misconfigured], name: str) -> None:

@@ -22,8 +22,8 @@ from gateway.domain.exchange import Exchange
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.process import BackgroundTask
 from gateway.store.client.client import Client
-from gateway.store.revocations import EXPIRED, Revocation, Revocations, has_expired
-from gateway.store.tokens import Authenticated
+from gateway.store.revocations import EXPIRED, Revocation, Revocations
+from gateway.store.tokens import Authenticated, has_expired
 
 INTERVAL_S: Final = 1.0
 """Seconds between two looks at what was announced, and at the open exchanges."""

@@ -6,7 +6,6 @@ only causes the gateways to read the account's tokens again, so one that is forg
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -15,7 +14,7 @@ import msgspec
 from gateway.base.errors import Refused
 from gateway.store.accounts import REVOKED, AccountStatus, account_key
 from gateway.store.client.client import Client
-from gateway.store.tokens import TokenStatus, token_of, tokens_key
+from gateway.store.tokens import TokenStatus, has_expired, token_of, tokens_key
 
 
 class Revocation(msgspec.Struct, frozen=True):
@@ -98,11 +97,6 @@ def _revocation(raw: bytes | None) -> Revocation | None:
     if token.status is TokenStatus.DISABLED:
         return DISABLED
     return EXPIRED if has_expired(token.expires_at) else None
-
-
-def has_expired(expires_at: int | None) -> bool:
-    """Return whether a token with this time of expiry has expired."""
-    return expires_at is not None and expires_at <= time.time()
 
 
 def _short(token_id: str) -> str:

@@ -377,9 +377,14 @@ def _check_usable(token: Token) -> None:
     """Raise `TokenRefused` for a token that is disabled or has expired."""
     if token.status is TokenStatus.DISABLED:
         raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
-    if token.expires_at is not None and token.expires_at <= time.time():
+    if has_expired(token.expires_at):
         cure = "It was replaced: use the new one." if token.replaced_by else "Ask for a new one."
         raise TokenRefused("token_expired", f"The token has expired. {cure}", token)
+
+
+def has_expired(expires_at: int | None) -> bool:
+    """Return whether a token with this time of expiry has expired."""
+    return expires_at is not None and expires_at <= time.time()
 
 
 def invalid_token() -> TokenRefused:
@@ -444,7 +449,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> str:
         """Whether it is accepted now, in a word: its status, or that it has expired."""
-        if self.status is TokenStatus.ACTIVE and self.expires_at is not None and self.expires_at <= time.time():
+        if self.status is TokenStatus.ACTIVE and has_expired(self.expires_at):
             return "replaced" if self.replaced_by else "expired"
         return self.status
 
@@ -475,7 +480,7 @@ def _check_replaceable(token: Token, expires_at: int | None) -> None:
         raise TokenError(f"`{token.id}` was replaced by `{token.replaced_by}` already: rotate that one")
     if token.status is TokenStatus.DISABLED:
         raise TokenError(f"`{token.id}` is disabled: enable it first, or create another")
-    if expires_at is None and token.expires_at is not None and token.expires_at <= time.time():
+    if expires_at is None and has_expired(token.expires_at):
         raise TokenError(f"`{token.id}` has expired: say when the new one expires, as in `--expires 30d`")
 
 

@@ -111,7 +111,6 @@ async def explain(
     An earlier answer that it names is not looked up. `asked`: the account or the token for which it is, in place of a header with a
     secret.
     """
-
     wire = SERVED[operation]
 
     async def check(raw: bytes) -> Body:

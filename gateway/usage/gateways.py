@@ -25,7 +25,7 @@ from gateway.base.ids import arrival_ms, ms_of, utc
 from gateway.store.client.client import Client, Script
 from gateway.usage import database
 from gateway.usage.completeness import LONGEST_MS, SETTLED_MS, Away, held
-from gateway.usage.home import Home
+from gateway.usage.home import Home, folder_of
 from gateway.usage.record import Record
 from gateway.usage.stream import GATEWAYS, HEARD, HOME, short
 
@@ -145,7 +145,7 @@ class Membership:
         held = (await self._client.run(_CLAIM, keys, [self._installation, self._text, about])).decode()
         if held == self._text:
             return
-        if held == f"{FILES} {self._installation}" and not database.months(self._folder):
+        if held == f"{FILES} {self._installation}" and not database.months(folder_of(self._home)):
             await self.take()  # it has written nothing yet
             return
         raise HomeTaken(_refusal(held, self._text, self._installation, await gateways_of(self._client)))
@@ -170,10 +170,6 @@ class Membership:
         if held.startswith(FILES) and held != f"{FILES} {self._installation}":
             raise HomeTaken(_refusal(held, DATABASE, self._installation, await gateways_of(self._client)))
         return held.startswith(DATABASE) and held != f"{DATABASE} {await asyncio.to_thread(self._identity)}"
-
-    @property
-    def _folder(self) -> Path:
-        return self._home if isinstance(self._home, Path) else self._home.folder
 
     def _identity(self) -> str:
         return "" if isinstance(self._home, Path) else self._home.identity()

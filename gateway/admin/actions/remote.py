@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -26,7 +26,7 @@ from gateway.usage.home import Home
 from gateway.usage.record import Record, decode
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+    from aiohttp import ClientSession
 
 TOKEN: Final = "GATEWAY_API_TOKEN"  # noqa: S105 - the name of a variable
 EXAMPLE: Final = "http://10.0.0.5:9090"
@@ -139,17 +139,11 @@ class HttpClient:
         return response.status, bytes(answer)
 
     async def _events(self, url: str, after: str) -> AsyncIterator[bytes]:
-        """Yield the lines of a feed as they come. Raises what `perform` raises."""
-        async with self._streamed(url, {"Last-Event-ID": after} if after else {}) as response:
-            async for line in response.content:
-                yield line
-
-    @asynccontextmanager
-    async def _streamed(self, url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[ClientResponse]:
-        """Yield an answer that is read as it comes. Raises what `perform` raises, also where it breaks off."""
+        """Yield the lines of a feed as they come. Raises what `perform` raises, also where it breaks off."""
         from aiohttp import ClientError, ClientTimeout
         from yarl import URL
 
+        headers = {"Last-Event-ID": after} if after else {}
         timeout = ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S)
         try:
             async with self._session.get(
@@ -157,7 +151,8 @@ class HttpClient:
             ) as response:
                 if response.status != 200:
                     raise self._error(response.status, await response.content.read(MAX_REFUSAL))
-                yield response
+                async for line in response.content:
+                    yield line
         except (ClientError, TimeoutError, OSError) as error:
             raise StoreAway(f"{self._address} does not answer to the end: {type(error).__name__}") from None
 

@@ -20,7 +20,7 @@ from gateway.chain import loading
 from gateway.chain.plugin import Plugin
 from gateway.config.decode import describe_type
 from gateway.config.model import Cost, Model, Tier
-from gateway.config.schema import Group, Loaded, PluginEntry
+from gateway.config.schema import Group, PluginEntry
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.domain.prices import unit_prices
@@ -188,7 +188,7 @@ class PluginServed(msgspec.Struct, frozen=True):
 @action("GET", "/plugins", Scope.READ, name="plugins.list")
 async def list_plugins(client: LocalClient) -> Page[PluginServed]:
     """List the plugins of the chain in its order, also those that are switched off."""
-    return Page(await asyncio.to_thread(_of_chain, client.loaded))
+    return Page(await asyncio.to_thread(lambda: list(map(_described_plugin, client.config.plugins))))
 
 
 def describe(name: str, kind: type[Plugin]) -> dict[str, Any]:
@@ -204,10 +204,6 @@ def describe(name: str, kind: type[Plugin]) -> dict[str, Any]:
             for field in msgspec.structs.fields(kind)
         ],
     }
-
-
-def _of_chain(loaded: Loaded) -> list[PluginServed]:
-    return [_described_plugin(entry) for entry in loaded.config.plugins]
 
 
 def _described_plugin(entry: PluginEntry) -> PluginServed:
