@@ -61,14 +61,7 @@ class Alerts:
         self._threshold = None if low is None else int(low * MICROS)
 
     def budget(
-        self,
-        account: str,
-        token_id: str,
-        window: str,
-        used: int,
-        limit: int,
-        *,
-        ends_at_ms: int | None = None,
+        self, account: str, token_id: str, window: str, used: int, limit: int, *, ends_at_ms: int | None = None
     ) -> None:
         """Note how much of a budget is used after a settlement, as the store returned it.
 

@@ -117,22 +117,10 @@ BudgetOption = Annotated[
     ),
 ]
 LimitOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=LARGEST_RATE,
-        metavar="N",
-        help="A limit of its own; 0 for the configured one.",
-    ),
+    int | None, typer.Option(min=0, max=LARGEST_RATE, metavar="N", help="A limit of its own; 0 for the configured one.")
 ]
 TokenLimitOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=LARGEST_RATE,
-        metavar="N",
-        help="A limit of this token alone; 0 for none.",
-    ),
+    int | None, typer.Option(min=0, max=LARGEST_RATE, metavar="N", help="A limit of this token alone; 0 for none.")
 ]
 
 

@@ -150,12 +150,7 @@ def _disabled(shown: ChannelNow, zone: tzinfo) -> Iterator[tuple[object, ...]]:
     """Yield the row for a channel that is disabled, if it is known by whom."""
     if shown.disabling is not None:
         noted = shown.disabling
-        yield (
-            shown.channel,
-            _moment(noted.at, zone),
-            printable(noted.by) or "-",
-            printable(noted.reason) or "-",
-        )
+        yield (shown.channel, _moment(noted.at, zone), printable(noted.by) or "-", printable(noted.reason) or "-")
 
 
 def _moment(at: str | None, zone: tzinfo) -> str | None:

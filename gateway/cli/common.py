@@ -269,6 +269,5 @@ def request_id(text: str) -> str:
 
 
 RequestArgument = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.", parser=request_id),
+    str, typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.", parser=request_id)
 ]

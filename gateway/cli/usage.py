@@ -67,12 +67,7 @@ def _groups(text: str) -> list[str]:
 
 
 async def _terms(
-    at: At,
-    account: str | None,
-    model: str | None,
-    outcome: Outcome | None,
-    since: int | None,
-    until: int | None,
+    at: At, account: str | None, model: str | None, outcome: Outcome | None, since: int | None, until: int | None
 ) -> dict[str, Any]:
     from gateway.admin.actions.times import moment
 
@@ -90,8 +85,7 @@ AccountOption = Annotated[
 ]
 ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only requests for this model.")]
 OutcomeOption = Annotated[
-    Outcome | None,
-    typer.Option(metavar="OUTCOME", help=f"Only requests with this outcome: {', '.join(Outcome)}."),
+    Outcome | None, typer.Option(metavar="OUTCOME", help=f"Only requests with this outcome: {', '.join(Outcome)}.")
 ]
 TokenOption = Annotated[str | None, typer.Option(metavar="ID", help="Only requests with this token.")]
 FromOption = Annotated[

@@ -234,9 +234,7 @@ async def gzipped(call: Completion) -> web.StreamResponse:
     """Compress the stream with gzip, although the request does not accept that."""
     events = "".join(f"data: {event}\n\n" for event in call.text() + call.ending())
     return web.Response(
-        body=gzip.compress(events.encode()),
-        content_type="text/event-stream",
-        headers={"Content-Encoding": "gzip"},
+        body=gzip.compress(events.encode()), content_type="text/event-stream", headers={"Content-Encoding": "gzip"}
     )
 
 

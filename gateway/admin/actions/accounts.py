@@ -43,8 +43,7 @@ Models = Annotated[
     tuple[ModelName, ...], msgspec.Meta(max_length=256, description="Names and `*` patterns; none for no restriction.")
 ]
 ExternalId = Annotated[
-    str,
-    msgspec.Meta(max_length=200, description="What the account is called elsewhere: unique, at most 200 bytes."),
+    str, msgspec.Meta(max_length=200, description="What the account is called elsewhere: unique, at most 200 bytes.")
 ]
 AccountName = Annotated[str, msgspec.Meta(max_length=200, description="To recognise the account by.")]
 Metadata = Annotated[

@@ -25,8 +25,7 @@ Text = Annotated[str, msgspec.Meta(max_length=200)]
 AfterEntry = Annotated[
     str,
     msgspec.Meta(
-        pattern="^([0-9]{1,15}-[0-9]{1,18})?$",
-        description="`next` of the answer before; empty for the newest entries.",
+        pattern="^([0-9]{1,15}-[0-9]{1,18})?$", description="`next` of the answer before; empty for the newest entries."
     ),
 ]
 

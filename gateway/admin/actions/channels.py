@@ -14,13 +14,7 @@ from gateway.base.errors import GatewayError
 from gateway.base.ids import utc
 from gateway.base.text import counted
 from gateway.config.channel import Channel
-from gateway.store.channels import (
-    ChannelFigures,
-    ChannelSnapshot,
-    Condition,
-    CredentialState,
-    CredentialStatus,
-)
+from gateway.store.channels import ChannelFigures, ChannelSnapshot, Condition, CredentialState, CredentialStatus
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config

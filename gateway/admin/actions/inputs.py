@@ -35,12 +35,7 @@ def check_name(name: str, param: str = "name") -> None:
         raise Refused(400, "invalid_request", f"{what} has no control characters and no line ends.", param=param)
 
 
-class GivenBudgets(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename=IN_MICROS,
-):
+class GivenBudgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=IN_MICROS):
     """Budgets: amounts for each calendar day, week and month, in total and for each session; requests a day and in each session.
 
     Null takes one away.

@@ -79,11 +79,7 @@ async def create(client: LocalClient, body: NewManagementToken) -> MadeManagemen
     if missing:
         raise Refused(403, "scope_missing", f"You do not have {', '.join(missing)} yourself.", param="scopes")
     made, text = await ManagementTokens(client.store.client).create(
-        body.name,
-        sorted(set(body.scopes)),
-        await _expiry(client, body.expires_at),
-        client.actor.name,
-        client.key[:12],
+        body.name, sorted(set(body.scopes)), await _expiry(client, body.expires_at), client.actor.name, client.key[:12]
     )
     client.change.after = made
     return MadeManagementToken(**msgspec.structs.asdict(made), token=text or None)
@@ -119,10 +115,7 @@ async def _expiry(client: LocalClient, wanted: datetime | None) -> datetime | No
         return wanted
     if wanted is not None and wanted > latest:
         raise Refused(
-            400,
-            "invalid_request",
-            f"Your own token expires at {local(latest, UTC)}: no later.",
-            param="expires_at",
+            400, "invalid_request", f"Your own token expires at {local(latest, UTC)}: no later.", param="expires_at"
         )
     return wanted or latest
 

@@ -444,10 +444,7 @@ def sum_of(record: Record) -> str:
 def _split(record: Record) -> str:
     parts = [
         f"{tokens} {what}"
-        for tokens, what in (
-            (record.cached_tokens, "read from a cache"),
-            (record.cache_write_tokens, "written to one"),
-        )
+        for tokens, what in ((record.cached_tokens, "read from a cache"), (record.cache_write_tokens, "written to one"))
         if tokens
     ]
     return f" for {record.prompt_tokens} prompt tokens, of which {' and '.join(parts)}" if parts else ""

@@ -36,13 +36,11 @@ AT_ONCE: Final = 200
 """Accounts whose tokens are read at once."""
 
 Expiry = Annotated[
-    datetime,
-    msgspec.Meta(tz=True, description="When the token expires, in RFC 3339, to the second; null for never."),
+    datetime, msgspec.Meta(tz=True, description="When the token expires, in RFC 3339, to the second; null for never.")
 ]
 Name = Annotated[str, msgspec.Meta(max_length=200, description="To recognise the token by.")]
 Addresses = Annotated[
-    tuple[str, ...],
-    msgspec.Meta(max_length=256, description="Addresses and networks, as in 10.0.0.0/8; none for any."),
+    tuple[str, ...], msgspec.Meta(max_length=256, description="Addresses and networks, as in 10.0.0.0/8; none for any.")
 ]
 
 

@@ -46,11 +46,7 @@ class Admin:
     """The routes of the admin port, and the check of who calls before them."""
 
     def __init__(
-        self,
-        callers: Callers,
-        exporter: Exporter,
-        client_of: ClientOf | None = None,
-        pages: Pages | None = None,
+        self, callers: Callers, exporter: Exporter, client_of: ClientOf | None = None, pages: Pages | None = None
     ) -> None:
         """Serve the metrics of `exporter`; and with `client_of`, the API."""
         self._exporter = exporter

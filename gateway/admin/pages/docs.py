@@ -29,13 +29,7 @@ _PACKAGE: Final = Path(str(files("gateway")))
 FOLDERS: Final = (_PACKAGE / "book", _PACKAGE.parent)
 """Where a wheel has what is in no package; and the folder of the packages, which is the top of a checkout."""
 # No YAML: in a checkout, files with an operator's credentials may be beside those that were shipped.
-NAMES: Final = (
-    FIRST,
-    "gateway/docs/*.md",
-    "deploy/*.md",
-    "plugins/*.md",
-    "CHANGELOG.md",
-)
+NAMES: Final = (FIRST, "gateway/docs/*.md", "deploy/*.md", "plugins/*.md", "CHANGELOG.md")
 API: Final = "gateway/docs/api.md"
 """The reference of the operator's API, which is in no file."""
 REFERENCES: Final = (API, "plugins/REFERENCE.md", "CHANGELOG.md")
