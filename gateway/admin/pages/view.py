@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from hashlib import sha256
@@ -22,7 +21,7 @@ import aiohttp_jinja2
 import jinja2
 import msgspec
 from aiohttp import web
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gateway.admin.actions.action import Scope
 from gateway.admin.actions.local import LocalClient
@@ -30,7 +29,7 @@ from gateway.admin.actions.times import local
 from gateway.admin.pages.login import User
 from gateway.base.amounts import MICROS, amount, parsed, with_amounts
 from gateway.base.errors import Refused
-from gateway.base.text import counted, shown
+from gateway.base.text import shown
 from gateway.config.schema import time_zone
 
 USER: Final = web.RequestKey("user", User)
@@ -62,9 +61,6 @@ TYPES: Final[Mapping[str, str]] = {"css": "text/css", "js": "text/javascript", "
 KEPT: Final = "public, max-age=31536000, immutable"
 """What is said of a file beside the pages: its address has a digest of it."""
 DECIMALS: Final = 6
-DAY_S: Final = 86_400
-
-__all__ = ["Assets", "Markup", "ago", "escape", "in_units", "render", "set_up"]
 
 LARGEST: Final = 32 * 1024
 """Bytes of a form."""
@@ -368,20 +364,6 @@ def moment(context: jinja2.runtime.Context, at: str | datetime | None) -> Markup
     utc = local(at, UTC)
     text = Markup('<time datetime="{}" title="{}">{}</time>')
     return text.format(utc.replace(" ", "T"), utc, local(at, context["zone"]))
-
-
-def ago(seconds: float) -> str:
-    """Return how long ago a time was, in words."""
-    past = max(0, time.time() - seconds)
-    for unit, name in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
-        if past >= unit:
-            return f"{counted(int(past // unit), name)} ago"
-    return "just now"
-
-
-def in_units(micros: int) -> float:
-    """Return micros in units of the currency, for plots."""
-    return micros / MICROS
 
 
 def body(kind: type[Struct], /, **fields: object) -> Struct:
