@@ -252,9 +252,7 @@ async def set_(
         group=given(group),
         credit_line_micros=given(credit_line),
         models=UNSET if models is None else names_in(models),
-        limits=given_limits(
-            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, concurrent=concurrent
-        ),
+        limits=given_limits(requests_per_minute, tokens_per_minute, concurrent),
         budgets=given_budgets(budget),
         external_id=given(external_id),
         name=given(name),

@@ -136,11 +136,12 @@ def given_budgets(options: Sequence[GivenBudget]) -> GivenBudgets | UnsetType:
     return GivenBudgets(**{each.window: each.value for each in options}) if options else UNSET
 
 
-def given_limits(**options: int | None) -> GivenLimits | UnsetType:
-    """Return the limits that the options set, or take away by 0; UNSET where there are none."""
+def given_limits(*options: int | None) -> GivenLimits | UnsetType:
+    """Return the limits that the options set, or take away by 0; UNSET where there are none. In the order of their names."""
     from gateway.admin.actions.inputs import GivenLimits
 
-    limits = {name: value or None for name, value in options.items() if value is not None}
+    given = zip(AccountLimits.__struct_fields__, options, strict=True)
+    limits = {name: value or None for name, value in given if value is not None}
     return GivenLimits(**limits) if limits else UNSET
 
 

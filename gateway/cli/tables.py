@@ -36,9 +36,9 @@ def print_table(
         print(shown(empty))
         return
     left_out = _narrow(texts, optional)
-    widths = _widths(texts)
+    widths = widths_of(texts)
     for number, row in enumerate(texts):
-        line = _line(row, widths)
+        line = line_of(row, widths)
         bold = number == 0 or (total and number == len(texts) - 1)
         print(BOLD.format(line) if bold and _has_styles() else line)
     if left_out:
@@ -47,15 +47,19 @@ def print_table(
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair on each line."""
-    rows = [[name, line] for name, value in fields.items() for name, line in _lines(name, shown(str(value)))]
-    widths = _widths(rows)
+    rows = [
+        [first, line]
+        for name, value in fields.items()
+        for first, line in zip_longest([name], shown(str(value)).splitlines() or [""], fillvalue="")
+    ]
+    widths = widths_of(rows)
     for row in rows:
-        print(_line(row, widths))
+        print(line_of(row, widths))
 
 
 def width_of(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
     """Return how many characters wide a table is."""
-    widths = _widths([columns, *([str(cell) for cell in row] for row in rows)])
+    widths = widths_of([columns, *([str(cell) for cell in row] for row in rows)])
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
@@ -68,7 +72,8 @@ def _narrow(texts: list[list[str]], optional: Iterable[str]) -> list[str]:
     """Remove columns until the table fits the terminal. Return their names."""
     left_out = []
     for name in optional:
-        if not _has_width() or width_of(texts[0], texts[1:]) <= terminal_width():
+        has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+        if not has_width or width_of(texts[0], texts[1:]) <= terminal_width():
             break
         place = texts[0].index(name)
         left_out.append(name)
@@ -77,15 +82,13 @@ def _narrow(texts: list[list[str]], optional: Iterable[str]) -> list[str]:
     return left_out
 
 
-def _lines(name: str, value: str) -> Iterable[tuple[str, str]]:
-    return zip_longest([name], value.splitlines() or [""], fillvalue="")
-
-
-def _widths(rows: Iterable[Sequence[str]]) -> list[int]:
+def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
+    """Return how many characters wide each column is."""
     return [max(map(_width, column)) for column in zip(*rows, strict=True)]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def line_of(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a table."""
     padded = (cell + " " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True))
     return GAP.join(padded).rstrip()
 
@@ -93,10 +96,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _width(text: str) -> int:
     """Return how many columns of a terminal a text takes: letters of East Asia take two."""
     return len(text) if text.isascii() else sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def _has_width() -> bool:
-    return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def _has_styles() -> bool:

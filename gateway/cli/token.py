@@ -143,9 +143,7 @@ async def create(
         models=names_in(models),
         addresses=names_in(addresses),
         budgets=given_budgets(budget),
-        limits=given_limits(
-            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, concurrent=concurrent
-        ),
+        limits=given_limits(requests_per_minute, tokens_per_minute, concurrent),
     )
     print_notes(made.notes)
     print_made(at, made, zone, "\nThe token, which cannot be shown again:\n")
@@ -221,9 +219,7 @@ async def set_(
         models=UNSET if models is None else names_in(models),
         addresses=UNSET if addresses is None else names_in(addresses),
         budgets=given_budgets(budget),
-        limits=given_limits(
-            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, concurrent=concurrent
-        ),
+        limits=given_limits(requests_per_minute, tokens_per_minute, concurrent),
     )
     print_token(changed, zone, at.as_json)
 

@@ -39,13 +39,12 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.cli.exits import EXIT_CODES
-from gateway.cli.tables import GAP, print_table, terminal_width, width_of
+from gateway.cli.tables import GAP, line_of, print_table, terminal_width, width_of, widths_of
 from gateway.domain.exchange import Outcome
 from gateway.runtime.data_folder import usage_home
 from gateway.usage import queries
 from gateway.usage.completeness import notes
 from gateway.usage.database import SUMS, UnusableFile
-from gateway.usage.sums import Selected
 
 if TYPE_CHECKING:
     from gateway.chain.services import Store
@@ -232,9 +231,11 @@ def export(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    selected = Selected(account and account_of(config, account), model, outcome, since, until, token)
-    home = usage_home(configuration(config))
-    records = queries.select(home, **msgspec.structs.asdict(selected), unusable=unusable)
+    account, home = account and account_of(config, account), usage_home(configuration(config))
+    times: dict[str, int | None] = {"since_ms": since, "until_ms": until}
+    records = queries.select(
+        home, account=account, model=model, outcome=outcome, token_id=token, **times, unusable=unusable
+    )
     _print_all(records, as_csv)
     _note(notes(home, since, until))
     _fail(map(str, unusable))
@@ -396,10 +397,10 @@ def print_requests(records: Iterable[Record], zone: tzinfo, *, empty: str) -> No
         print_table(COLUMNS, rows, empty=empty)
         return
     table = [COLUMNS[:FIRST_LINE], *(row[:FIRST_LINE] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    print(_line(COLUMNS[:FIRST_LINE], widths))
+    widths = widths_of(table)
+    print(line_of(COLUMNS[:FIRST_LINE], widths))
     for row in rows:
-        print(_line(row[:FIRST_LINE], widths))
+        print(line_of(row[:FIRST_LINE], widths))
         print(INDENT + _in_words(*row[FIRST_LINE:]))
 
 
@@ -428,10 +429,6 @@ def _cells(total: Mapping[str, Any]) -> list[object]:
         "-" if value == "" or name in unknown else amount(value) if name.endswith("_micros") else value
         for name, value in cells.items()
     ]
-
-
-def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _in_words(model: str, outcome: str, error: str, status: str, tokens: str, charge: str, ms: str) -> str:

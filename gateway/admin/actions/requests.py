@@ -41,6 +41,8 @@ SCANNED: Final = 10_000
 LONGEST_S: Final = 0.12
 """How long it is looked for requests that are rare: then the page ends, with what was found."""
 _AFTER_PREFIX: Final = "g"
+SAME: Final = ("group", "model", "channel", "outcome", "error_code", "operation", "tag")
+"""Filters that the files are asked for as they are."""
 MOST: Final = 20
 """Requests of an answer."""
 TOKEN: Final = re.compile(r"(?:sk-)?([a-z0-9]{3,32})-([a-z0-9]{0,8})(?:-[0-9A-Za-z]*)?")
@@ -260,14 +262,8 @@ def wanted_of(query: Filters) -> AllRequestsQuery:
         lowest=max(prefix, "" if since_ms is None else first_id(since_ms)),
         highest=min(prefix + _AFTER_PREFIX, _AFTER_PREFIX if until_ms is None else first_id(until_ms)),
         token_id=query.token,
-        group=query.group,
-        model=query.model,
-        channel=query.channel,
-        outcome=query.outcome,
-        error_code=query.error_code,
-        operation=query.operation,
         reference=reference,
-        tag=query.tag,
+        **{name: getattr(query, name) for name in SAME},
     )
 
 

@@ -184,7 +184,7 @@ def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery
         Sums(*found.total),
         found.lines,
         has_more,
-        _encoded(found.rows[-1][: len(by)]) if has_more and not query.sort else None,
+        msgspec.json.encode(found.rows[-1][: len(by)]).decode() if has_more and not query.sort else None,
         notes(home, selected.since_ms, selected.until_ms),
         list(dict.fromkeys(map(str, unusable))),
     )
@@ -194,10 +194,6 @@ def _line(by: Sequence[str], row: Row) -> SumLine:
     groups = dict(zip(by, row, strict=False))
     tags = {name.removeprefix(TAG): groups.pop(name) for name in by if name.startswith(TAG)}
     return SumLine(*row[len(by) :], **groups, tags=tags or UNSET)
-
-
-def _encoded(names: Sequence[str]) -> str:
-    return msgspec.json.encode(names).decode()
 
 
 def _decoded(after: str, width: int) -> tuple[str, ...]:
