@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import re
 import time
@@ -78,7 +77,7 @@ async def run_file(at: At, file: Path, *, create: bool) -> None:
 
 async def _do(at: At, rows: Sequence[Row], report: Imported) -> None:
     """Do all rows in batches, and say how far it is."""
-    from gateway.admin.actions.imports import MOST_ROWS, AccountRow
+    from gateway.admin.actions.imports import MOST_ROWS, AccountRow, at_once
 
     batches = iter([rows[first : first + MOST_ROWS] for first in range(0, len(rows), MOST_ROWS)])
     action = "imports.accounts" if rows and isinstance(rows[0], AccountRow) else "imports.credits_"
@@ -93,13 +92,7 @@ async def _do(at: At, rows: Sequence[Row], report: Imported) -> None:
                 said = time.monotonic()
                 typer.echo(f"{done} of {len(rows)} lines", err=True)
 
-    workers = [asyncio.create_task(work()) for _ in range(BATCHES_AT_ONCE)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await at_once(BATCHES_AT_ONCE, work)
 
 
 def _rows(file: Path, report: Imported, *, create: bool) -> Iterator[Row]:

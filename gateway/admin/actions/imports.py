@@ -7,9 +7,9 @@ rows, sent again, complete that and change nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -141,13 +141,7 @@ async def _all(client: LocalClient, rows: Sequence[tuple[int, Callable[[Imported
             except GatewayError as error:
                 report.refused.append(RefusedRow(line, str(error)))
 
-    workers = [asyncio.create_task(worker()) for _ in range(AT_ONCE)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await at_once(AT_ONCE, worker)
     report.refused.sort(key=lambda refused: refused.line)
     client.change.after = {
         "lines": [line for line, _ in (*rows[:1], *rows[-1:])],
@@ -155,6 +149,17 @@ async def _all(client: LocalClient, rows: Sequence[tuple[int, Callable[[Imported
         "refused": len(report.refused),
     }
     return report
+
+
+async def at_once(count: int, worker: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run so many workers, and end all of them with the first that fails."""
+    workers = [asyncio.create_task(worker()) for _ in range(count)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def _ensure(client: LocalClient, row: AccountRow, report: Imported) -> None:
