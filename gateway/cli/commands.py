@@ -128,11 +128,11 @@ class Program(TyperGroup):
         except GatewayError as error:
             raise exits.failed_with(error) from None
         except UnicodeEncodeError:
-            raise exits.failed("an argument is not text in UTF-8", "misconfigured") from None
+            raise exits.refuse("an argument is not text in UTF-8", "misconfigured") from None
         except OSError as error:
             if error.errno not in OF_THE_DISK:
                 raise
-            raise exits.failed(f"{error.filename or 'the disk'}: {error.strerror}", "refused") from None
+            raise exits.refuse(f"{error.filename or 'the disk'}: {error.strerror}", "refused") from None
 
 
 def _show_version(wanted: bool) -> None:

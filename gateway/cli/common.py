@@ -23,8 +23,8 @@ from gateway.admin.actions.times import period
 from gateway.base.amounts import amount, parsed
 from gateway.base.errors import GatewayError, Misconfigured, StoreAway
 from gateway.base.ids import check_time
-from gateway.cli.exits import DEMO_NAMED, failed
-from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
+from gateway.cli.exits import DEMO_NAMED, refuse
+from gateway.cli.tables import print_fields, print_table
 from gateway.config.document import find, shipped
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-__all__ = ["amount", "print_fields", "print_table", "terminal_width", "width_of"]
+__all__ = ["amount", "print_fields", "print_table", "refuse"]
 
 
 ConfigOption = Annotated[
@@ -213,11 +213,6 @@ def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
     from gateway.base.text import csv_lines
 
     sys.stdout.writelines(csv_lines(rows))
-
-
-def refuse(text: str, kind: str = "refused") -> typer.Exit:
-    """Print an error on standard error, and return the exit with the code of its kind, to be raised."""
-    return failed(text, kind)
 
 
 PAUSE_S: Final = 0.1

@@ -47,7 +47,7 @@ def look_at(arguments: Sequence[str]) -> None:
     SERVES.set(list(arguments[:1]) == ["serve"])
 
 
-def failed(text: str, kind: str) -> typer.Exit:
+def refuse(text: str, kind: str = "refused") -> typer.Exit:
     """Print an error, and return the exit to be raised. With `--json` it is `{"error": {"kind", "message"}}` on one line."""
     text = shown(text)
     line = f"gateway: {text}"
@@ -63,7 +63,7 @@ def failed_with(error: GatewayError) -> typer.Exit:
     from gateway.base.errors import Refused
 
     told = in_own_words(error) if isinstance(error, Refused) else error
-    return failed(str(told), told.kind)
+    return refuse(str(told), told.kind)
 
 
 def in_words() -> str:
@@ -115,7 +115,7 @@ def ending_by_sigpipe() -> Iterator[None]:
             sys.stdout.flush()
     except OutputFailed as error:
         raise SystemExit(
-            failed(f"standard output: {error}; the output is not whole", kind="refused").exit_code
+            refuse(f"standard output: {error}; the output is not whole", kind="refused").exit_code
         ) from None
     except OutputClosed:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -232,10 +232,8 @@ def export(
     _check_order(since, until)
     unusable: list[UnusableFile] = []
     account, home = account and account_of(config, account), usage_home(configuration(config))
-    times: dict[str, int | None] = {"since_ms": since, "until_ms": until}
-    records = queries.select(
-        home, account=account, model=model, outcome=outcome, token_id=token, **times, unusable=unusable
-    )
+    terms: dict[str, Any] = {"account": account, "model": model, "outcome": outcome, "token_id": token}
+    records = queries.select(home, since_ms=since, until_ms=until, unusable=unusable, **terms)
     _print_all(records, as_csv)
     _note(notes(home, since, until))
     _fail(map(str, unusable))

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
 
 from gateway.admin.actions.action import DEFAULT_PAGE, After, LongLimit, Page, Scope, action
 from gateway.admin.actions.inputs import BudgetWindow, GivenBudgets, GivenLimits, budget_use, check_name, model_notes
@@ -154,7 +155,7 @@ async def create(client: LocalClient, body: NewAccount) -> ChangedAccount:
             metadata=body.metadata,
             key=client.key,
         )
-    return _with_notes(client, account, body.models) if body.models else ChangedAccount(**_fields(account))
+    return _with_notes(client, account, body.models) if body.models else ChangedAccount(**asdict(account))
 
 
 @action("GET", "/accounts", Scope.READ)
@@ -173,7 +174,7 @@ async def list_(client: LocalClient, query: AccountQuery) -> Page[ListedAccount]
     shown = [each for each in accounts if _selects(query, AccountEntry.of(each))]
     catalogue = Catalogue(client.config)
     uses = await asyncio.gather(*(budget_use(store, catalogue, each) for each in shown))
-    listed = [ListedAccount(**_fields(each), budget_use=used) for each, used in zip(shown, uses, strict=True)]
+    listed = [ListedAccount(**asdict(each), budget_use=used) for each, used in zip(shown, uses, strict=True)]
     more = len(found) > query.limit
     return Page(listed, more, found[query.limit - 1] if more else None)
 
@@ -187,7 +188,7 @@ async def read(client: LocalClient, account: str) -> AccountNow:
     group = catalogue.group(found.group)
     served = found.status is AccountStatus.ACTIVE and group is not None and group.enabled
     spendable = may_spend(found, uses) if served else None
-    return AccountNow(**_fields(found), may_spend_micros=spendable, budget_use=uses, currency=client.config.currency)
+    return AccountNow(**asdict(found), may_spend_micros=spendable, budget_use=uses, currency=client.config.currency)
 
 
 @action("PATCH", "/accounts/{account}", Scope.ACCOUNTS)
@@ -216,7 +217,7 @@ async def change(client: LocalClient, account: str, body: AccountChange) -> Chan
             after = await _changed(client, account, body, external_id)
     client.change.after = after
     if body.models is UNSET and body.group is UNSET:
-        return ChangedAccount(**_fields(after))
+        return ChangedAccount(**asdict(after))
     return _with_notes(client, after, () if body.models is UNSET else body.models or ())
 
 
@@ -254,15 +255,11 @@ def _check_group(client: LocalClient, group: str) -> None:
         raise AccountError(f"the configuration has no group `{group}`; it has: {has}").of_kind("not_found")
 
 
-def _fields(account: Account) -> dict[str, Any]:
-    return {name: getattr(account, name) for name in Account.__struct_fields__}
-
-
 def _with_notes(client: LocalClient, account: Account, given: Sequence[str]) -> ChangedAccount:
     group = client.config.groups.get(account.group)
     allowed = group.models if group else ()
     notes = model_notes(client.config, given, account.models, allowed, whose=f"`{account.id}`")
-    return ChangedAccount(**_fields(account), notes=tuple(notes))
+    return ChangedAccount(**asdict(account), notes=tuple(notes))
 
 
 def _selects(query: AccountQuery, entry: AccountEntry) -> bool:

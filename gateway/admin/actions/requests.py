@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import tzinfo
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -152,7 +152,7 @@ async def read(client: LocalClient, id: str) -> FoundRecord:  # noqa: A002 - the
     found = await _find(client, id)
     if found.record is None:
         raise GatewayError("; ".join([f"the usage log has no request {id}", *found.unasked])).of_kind("not_found")
-    return FoundRecord(**_fields(found.record), unasked=found.unasked)
+    return FoundRecord(**msgspec.structs.asdict(found.record), unasked=found.unasked)
 
 
 @action("GET", "/requests/{id}/trace", Scope.READ)
@@ -229,7 +229,7 @@ def _is_id(text: str) -> bool:
 
 def record_of(found: FoundRecord) -> Record:
     """Return the record alone."""
-    return Record(**_fields(found))
+    return Record(**{name: getattr(found, name) for name in Record.__struct_fields__})
 
 
 async def _find(client: LocalClient, id: str) -> SearchResult:  # noqa: A002
@@ -280,10 +280,6 @@ def _list(home: Home, query: Requests) -> RequestPage:
     notes = completeness.notes(home, arrival_ms(found.next) if found.next else since_ms, until_ms)
     unread = list(dict.fromkeys(map(str, unusable)))
     return RequestPage(found.records, bool(found.next), found.next or None, notes, unread=unread)
-
-
-def _fields(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in Record.__struct_fields__}
 
 
 class StoryStep(msgspec.Struct, frozen=True):

@@ -252,7 +252,7 @@ class LiveStats:
         ):
             counted.add(id_)
             at = (arrival_ms(id_) + (duration_ms or 0)) // 1000
-            self._minute.add(EndedRequest(at, outcome, first_byte_ms, charge or 0))
+            self._minute.add(at, outcome, first_byte_ms, charge or 0)
         records = queries.select(self._home, newest_first=True, unusable=[])
         last = list(islice((record for record in records if record.outcome is not None), MAX_ROWS))
         for record in reversed(last):
@@ -266,16 +266,7 @@ class LiveStats:
         for record in records:
             self._number += 1
             self._newest.append((self._number, record))
-            self._minute.add(EndedRequest(now, str(record.outcome), record.first_byte_ms, record.charge_micros))
-
-
-class EndedRequest(msgspec.Struct, frozen=True):
-    """What the figures take of a request that has ended: when, in seconds since 1970, and how."""
-
-    at: int
-    outcome: str
-    first_byte_ms: int | None
-    charge_micros: int
+            self._minute.add(now, str(record.outcome), record.first_byte_ms, record.charge_micros)
 
 
 class Minute:
@@ -284,19 +275,19 @@ class Minute:
     def __init__(self) -> None:
         self._seconds: dict[int, _Second] = {}
 
-    def add(self, ended: EndedRequest) -> None:
-        """Count a request."""
-        second = self._seconds.get(ended.at)
+    def add(self, at: int, outcome: str, first_byte_ms: int | None, charge_micros: int) -> None:
+        """Count a request that ended at a time, in seconds since 1970."""
+        second = self._seconds.get(at)
         if second is None:
-            for old in [at for at in self._seconds if at < ended.at - 2 * SECONDS]:
+            for old in [each for each in self._seconds if each < at - 2 * SECONDS]:
                 del self._seconds[old]
-            second = self._seconds[ended.at] = _Second()
+            second = self._seconds[at] = _Second()
         second.requests += 1
-        second.failed += ended.outcome not in WELL
-        second.refused += ended.outcome == Outcome.REFUSED
-        second.charge_micros += ended.charge_micros
-        if ended.first_byte_ms is not None and len(second.first_bytes) < MOST_SAMPLES:
-            second.first_bytes.append(ended.first_byte_ms)
+        second.failed += outcome not in WELL
+        second.refused += outcome == Outcome.REFUSED
+        second.charge_micros += charge_micros
+        if first_byte_ms is not None and len(second.first_bytes) < MOST_SAMPLES:
+            second.first_bytes.append(first_byte_ms)
 
     def figures(self, now: int) -> Figures:
         """Return the figures of the minute before `now`, of which the last second is not over."""
