@@ -152,7 +152,10 @@ class FakeUpstream:
 
     @web.middleware
     async def _receive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Record the request, check its credential, and register the task so that a shutdown can cancel it."""
+        """Record the request, check its credential, and register the task so that a shutdown can cancel it.
+
+        A body that is not as the handler needs it is refused.
+        """
         if task := asyncio.current_task():
             self._answers.add(task)
             task.add_done_callback(self._answers.discard)
@@ -163,7 +166,10 @@ class FakeUpstream:
         wrong = self._key is not None and f"Bearer {self._key}" != sent[0] and self._key != sent[1]
         if wrong or credential_of(request) in self.refused:
             return refusal(401, error(*REFUSALS[401]))
-        return await handler(request)
+        try:
+            return await handler(request)
+        except msgspec.DecodeError as wrong:
+            return refusal(400, error("invalid_request", str(wrong)))
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake-upstream"}
@@ -173,10 +179,7 @@ class FakeUpstream:
         return web.json_response({"status": "ok"}, status=503 if self.mode == "loading" else 200)
 
     async def _complete(self, kind: type[Completion], body: type[ChatBody], request: web.Request) -> web.StreamResponse:
-        try:
-            chat = msgspec.json.decode(await request.read(), type=body)
-        except msgspec.DecodeError as wrong:
-            return refusal(400, error("invalid_request", str(wrong)))
+        chat = msgspec.json.decode(await request.read(), type=body)
         completion = kind(request, chat, pace_s=self.pace_s, words=self._words)
         if self._caches:
             completion.cached = self._cached(credential_of(request), chat)
@@ -194,11 +197,9 @@ class FakeUpstream:
         return cached
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
+        body = msgspec.json.decode(await request.read(), type=ResponseBody)
         try:
-            body = msgspec.json.decode(await request.read(), type=ResponseBody)
             self._kept.look_up(body)
-        except msgspec.DecodeError as wrong:
-            return refusal(400, error("invalid_request", str(wrong)))
         except KeyError as missing:
             return not_kept(missing.args[0])
         made = ResponseCompletion(request, body, pace_s=self.pace_s, words=self._words)
@@ -207,16 +208,10 @@ class FakeUpstream:
         return await ANSWERS[self.mode](made)
 
     async def _count(self, body: type[ChatBody], kind: str, request: web.Request) -> web.StreamResponse:
-        try:
-            return counted(msgspec.json.decode(await request.read(), type=body), kind)
-        except msgspec.DecodeError as wrong:
-            return refusal(400, error("invalid_request", str(wrong)))
+        return counted(msgspec.json.decode(await request.read(), type=body), kind)
 
     async def _read_texts(self, request: web.Request) -> web.StreamResponse:
-        try:
-            return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
-        except msgspec.DecodeError as wrong:
-            return refusal(400, error("invalid_request", str(wrong)))
+        return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
 
 
 def credential_of(request: web.Request) -> str:

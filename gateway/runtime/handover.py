@@ -86,7 +86,7 @@ class Handover:
         return [bool(word % 2) if word // 2 == number else None for word in words]
 
     def answer(self, worker: int, number: int, started: bool) -> None:
-        """Answer an offer, as the worker of this index."""
+        """Answer an offer, as the worker of this index. Number 0 is no offer: a new worker takes back what the one before said."""
         _ANSWER.pack_into(self._answers, worker * _ANSWER.size, 2 * number + started)
 
 
@@ -100,22 +100,3 @@ def _read(memory: mmap.mmap) -> bytes:
     length, digest = _HEAD.unpack_from(memory)
     encoded = memory[_HEAD.size : _HEAD.size + length]
     return encoded if sha256(encoded).digest() == digest else b""
-
-
-class WorkerEnd(msgspec.Struct, frozen=True):
-    """One worker's end of a handover."""
-
-    handover: Handover
-    worker: int
-
-    def begin(self) -> None:
-        """Clear the answer of the earlier worker in this place, so that it does not stand for the new worker."""
-        self.handover.answer(self.worker, 0, False)
-
-    def read(self) -> Offer | None:
-        """Return the offer, or None."""
-        return self.handover.read()
-
-    def answer(self, offer: Offer, *, started: bool) -> None:
-        """Tell the parent whether this worker could start a chain from the offer."""
-        self.handover.answer(self.worker, offer.number, started)

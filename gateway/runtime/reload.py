@@ -28,7 +28,7 @@ from gateway.chain.chain import STOP_LIMIT_S, Chain
 from gateway.chain.entry import error_text
 from gateway.chain.services import Services, services_of
 from gateway.config.schema import SECTIONS, AlertSettings, Config, Loaded, load
-from gateway.runtime.handover import Handover, WorkerEnd
+from gateway.runtime.handover import Handover
 from gateway.runtime.process import BackgroundTask
 from gateway.server.gateway import Gateway
 
@@ -51,10 +51,11 @@ class Prepared(msgspec.Struct, frozen=True):
 class Reloader(BackgroundTask):
     """The task that reloads the configuration of one worker: from the parent's offers, or without a parent from the file."""
 
-    def __init__(self, gateway: Gateway, path: Path, offers: WorkerEnd | None = None) -> None:
+    def __init__(self, gateway: Gateway, path: Path, handover: Handover | None = None, worker: int = 0) -> None:
         self._gateway = gateway
         self._path = path
-        self._offers = offers
+        self._handover = handover
+        self._worker = worker
         self._answered = 0
         self._prepared: Prepared | None = None
         self._due = asyncio.Event()
@@ -77,16 +78,16 @@ class Reloader(BackgroundTask):
             self._swap(prepared)
         return prepared is not None
 
-    async def follow(self, offers: WorkerEnd) -> None:
+    async def follow(self, handover: Handover) -> None:
         """Follow the parent's offer: start a chain from it and answer, exchange the chains, or drop the new one."""
-        offer = offers.read()
+        offer = handover.read()
         if offer is None:
             return
         if offer.phase == "offered" and self._answered != offer.number:
             await self._discard()
             self._prepared = await self._prepare(offer.raw, offer.secrets, offer.generation, offer.number)
             self._answered = offer.number
-            offers.answer(offer, started=self._prepared is not None)
+            handover.answer(self._worker, offer.number, self._prepared is not None)
         elif offer.phase == "adopted" and self._gateway.chain.generation < offer.generation:
             if self._prepared is None or self._prepared.offer != offer.number:
                 await self._discard()
@@ -142,10 +143,10 @@ class Reloader(BackgroundTask):
             await self._due.wait()
             self._due.clear()
             try:
-                if self._offers is None:
+                if self._handover is None:
                     await self.run_once()
                 else:
-                    await self.follow(self._offers)
+                    await self.follow(self._handover)
             except Exception:
                 log.exception("reload_failed", generation=self._gateway.chain.generation)
 

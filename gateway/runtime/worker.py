@@ -20,7 +20,7 @@ from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
-from gateway.runtime.handover import WorkerEnd
+from gateway.runtime.handover import Handover
 from gateway.runtime.maintenance import AlertWriter, Maintenance, Sampler
 from gateway.runtime.process import CUT
 from gateway.runtime.reload import Reloader
@@ -97,24 +97,25 @@ async def serve(
     stop: asyncio.Event,
     generation: int = 1,
     shared: SharedNumbers | None = None,
-    offers: WorkerEnd | None = None,
+    handover: Handover | None = None,
+    number: int = 0,
     certificate: Certificate | None = None,
 ) -> None:
     """Serve on `listener` until `stop` is set, and call `listening` once requests are accepted.
 
-    On SIGHUP it takes up what the parent offers, or without a parent the file. `certificate`: the parent's, which has the last
-    good pair; without a parent the files are read.
+    On SIGHUP it takes up what the parent offers to the worker of this `number`, counted from 0, or without a parent the file.
+    `certificate`: the parent's, which has the last good pair; without a parent the files are read.
     """
     async with (
         renewing(certificate or certificate_of(loaded.config.tls)) as tls,
         opened(loaded, url, generation, shared) as gateway,
         Maintenance(gateway.services.store),
         Sampler(gateway),
-        Reloader(gateway, loaded.document.path, offers) as reloader,
+        Reloader(gateway, loaded.document.path, handover, number) as reloader,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.schedule)
         asyncio.get_running_loop().add_signal_handler(CUT, gateway.cut.set)
-        if offers is not None:
+        if handover is not None:
             reloader.schedule()  # an offer may have been made before
         await gateway.listen(listener, tls)
         listening()

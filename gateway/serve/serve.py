@@ -35,7 +35,7 @@ from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import logs, systemd, worker
 from gateway.runtime.active_config import ActiveConfig, ConfigTest
 from gateway.runtime.data_folder import data_folder, remove_leftovers
-from gateway.runtime.handover import Handover, WorkerEnd
+from gateway.runtime.handover import Handover
 from gateway.runtime.process import CUT, run_until_terminated
 from gateway.runtime.reload import following
 from gateway.runtime.store_keeper import StoreKeeper
@@ -182,9 +182,8 @@ class ParentProcess:
             for other in self._listeners[:index] + self._listeners[index + 1 :]:
                 other.close()
             active, numbers = self._active, self._numbers[f"worker {index + 1}"]
-            offers = WorkerEnd(self._handover, index)
-            offers.begin()
-            own = active.generation, numbers, offers, self._certificate
+            self._handover.answer(index, 0, False)
+            own = active.generation, numbers, self._handover, index, self._certificate
             listener, url = self._listeners[index], self._store_url
             run_until_terminated(
                 lambda stop: worker.serve(active.loaded, url, listener, ready, stop, *own), worker.new_loop()

@@ -1,13 +1,10 @@
-"""One small request to a channel's upstream, as an operator asks for it: past the chain, so that nothing is charged or recorded.
-
-`Diagnosis` is the result of one check of an upstream, or of `gateway doctor`.
-"""
+"""One small request to a channel's upstream, as an operator asks for it: past the chain, so that nothing is charged or recorded."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
@@ -185,31 +182,6 @@ async def _beginning(response: ClientResponse, call: ChannelCall) -> bytes:
         if len(body) > MAX_BYTES:
             break
     return body[:MAX_BYTES]
-
-
-class Diagnosis(msgspec.Struct, frozen=True):
-    """The result of one check. `code` names it for scripts. `remedy` says what to do where the verdict is not `well`."""
-
-    subject: str
-    verdict: Literal["well", "ill", "note"]
-    text: str
-    remedy: str = ""
-    code: str = ""
-
-
-def well(subject: str, text: str) -> Diagnosis:
-    """Return the result of a check that passed."""
-    return Diagnosis(subject, "well", text)
-
-
-def ill(subject: str, code: str, text: str, remedy: str) -> Diagnosis:
-    """Return the result of a check that failed: later ones depend on it."""
-    return Diagnosis(subject, "ill", text, remedy, code)
-
-
-def note(subject: str, code: str, text: str, remedy: str) -> Diagnosis:
-    """Return the result of a check that found something which may be wrong."""
-    return Diagnosis(subject, "note", text, remedy, code)
 
 
 def shown(text: str, most: int = MOST_SHOWN) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import msgspec
@@ -25,7 +25,7 @@ from yarl import URL
 from gateway.base.errors import Misconfigured
 from gateway.base.ids import arrival_ms
 from gateway.config.authorities import trusting
-from gateway.tools.channel_test import Diagnosis, ill, note, shown, well
+from gateway.tools.channel_test import shown
 
 MAX_TOKENS: Final = 16
 CONNECT_S: Final = 10
@@ -39,6 +39,31 @@ MOST_NAMES: Final = 20
 
 WHOLE_ADDRESS: Final = "Give the whole base address, as in https://host/v1."
 QUOTE_THE_ID: Final = "Quote the request id to the operator."
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The result of one check. `code` names it for scripts. `remedy` says what to do where the verdict is not `well`."""
+
+    subject: str
+    verdict: Literal["well", "ill", "note"]
+    text: str
+    remedy: str = ""
+    code: str = ""
+
+
+def well(subject: str, text: str) -> Diagnosis:
+    """Return the result of a check that passed."""
+    return Diagnosis(subject, "well", text)
+
+
+def ill(subject: str, code: str, text: str, remedy: str) -> Diagnosis:
+    """Return the result of a check that failed: later ones depend on it."""
+    return Diagnosis(subject, "ill", text, remedy, code)
+
+
+def note(subject: str, code: str, text: str, remedy: str) -> Diagnosis:
+    """Return the result of a check that found something which may be wrong."""
+    return Diagnosis(subject, "note", text, remedy, code)
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from gateway.config.schema import Config, Loaded, Port, load
 from gateway.config.without_keys import digests
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigReport, ConfigTest
-from gateway.runtime.handover import MAX_REASON, Handover, Offer, RefusedReload, WorkerEnd
+from gateway.runtime.handover import MAX_REASON, Handover, Offer, RefusedReload
 from gateway.runtime.reload import Reloader, after_reload, needs_restart
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
@@ -506,10 +506,10 @@ def test_answers_belong_to_one_offer_and_not_to_a_worker_before() -> None:
     handover = Handover(2)
     offer = Offer(7, 2, "offered", b"")
     assert handover.answers(7) == [None, None]
-    WorkerEnd(handover, 0).answer(offer, started=True)
-    WorkerEnd(handover, 1).answer(offer, started=False)
+    handover.answer(0, offer.number, True)
+    handover.answer(1, offer.number, False)
     assert (handover.answers(7), handover.answers(8)) == ([True, False], [None, None])
-    WorkerEnd(handover, 0).begin()
+    handover.answer(0, 0, False)
     assert handover.answers(7) == [None, False]
 
 

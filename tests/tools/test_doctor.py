@@ -19,8 +19,7 @@ from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.tools import doctor
-from gateway.tools.channel_test import Diagnosis
-from gateway.tools.doctor import diagnose, parsed, trust_of
+from gateway.tools.doctor import Diagnosis, diagnose, parsed, trust_of
 from tests.tools.way import PAGE, Proxy, Says
 from tests.whole.conftest import CHAIN, configuration
 
