@@ -117,7 +117,7 @@ class FakeUpstream:
             app.router.add_post(path, self._read_texts)
         pictures, sound = ("generations", "edits", "variations"), ("speech", "transcriptions", "translations")
         for path in (*(f"images/{each}" for each in pictures), *(f"audio/{each}" for each in sound)):
-            app.router.add_post(f"/v1/{path}", lambda request: make(request, self.mode))
+            app.router.add_post(f"/v1/{path}", self._make)
         app.on_shutdown.append(self._cancel_answers)
         return app
 
@@ -212,6 +212,9 @@ class FakeUpstream:
 
     async def _read_texts(self, request: web.Request) -> web.StreamResponse:
         return read_texts(msgspec.json.decode(await request.read(), type=GivenTexts), request.path, self.mode)
+
+    async def _make(self, request: web.Request) -> web.StreamResponse:
+        return await make(request, self.mode)
 
 
 def credential_of(request: web.Request) -> str:
