@@ -30,7 +30,6 @@ from gateway.cli.common import (
     YesOption,
     confirm,
     found,
-    nothing_given,
     print_json,
     print_table,
     store_of,
@@ -91,7 +90,7 @@ class At:
     async def change(self, name: str, path: str, example: str, /, **fields: Any) -> Any:
         """Do an action that changes `fields`. Raises `Misconfigured` with the example where all of them are UNSET."""
         if all(value is UNSET for value in fields.values()):
-            raise nothing_given(example)
+            raise Misconfigured(f"say what to change, as in `{example}`")
         changed = await self.do(name, path, **fields)
         print_notes(changed.notes)
         return changed

@@ -21,7 +21,7 @@ import typer
 
 from gateway.admin.actions.times import period
 from gateway.base.amounts import amount, parsed
-from gateway.base.errors import GatewayError, Misconfigured, StoreAway
+from gateway.base.errors import Misconfigured, StoreAway
 from gateway.base.ids import check_time
 from gateway.cli.exits import DEMO_NAMED, refuse
 from gateway.cli.tables import print_fields, print_table
@@ -60,11 +60,6 @@ TokenOption = Annotated[
 ]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-def nothing_given(example: str) -> GatewayError:
-    """Return the error of a command that is to change something, and is not told what."""
-    return Misconfigured(f"say what to change, as in `{example}`")
 
 
 def confirm(question: str) -> None:

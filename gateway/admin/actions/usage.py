@@ -140,7 +140,8 @@ async def summary(client: LocalClient, query: SumsQuery) -> Summary:
 
     404 for an account that there is not.
     """
-    by, selected = groups(query.by), _selected(query)
+    by, between_ms = groups(query.by), between(query.since, query.until)
+    selected = Selected(query.account, query.model, query.outcome, *between_ms, query.token)
     found = await asyncio.to_thread(_summary, client.usage_home, by, selected, query)
     if query.account and not found.lines:
         await check_account(client, query.account)
@@ -167,11 +168,6 @@ def groups(text: str) -> list[str]:
         text = f"`{unknown[0][:50]!a}` is not one of {', '.join(GIVEN)}, or a tag as in tag:tenant."
         raise Refused(400, "invalid_request", text, param="by")
     return list(dict.fromkeys(names))
-
-
-def _selected(query: SumsQuery) -> Selected:
-    since_ms, until_ms = between(query.since, query.until)
-    return Selected(query.account, query.model, query.outcome, since_ms, until_ms, query.token)
 
 
 def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery) -> Summary:
