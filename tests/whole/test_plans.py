@@ -167,7 +167,7 @@ async def test_what_is_refused_before_the_token_is_checked_is_under_no_account(g
     for _ in range(3):
         await gateway.ask(token)
     refused = await raw.ask(gateway.port, raw.chat(token, headers={"X-Client-Request-Id": "x" * 600}))
-    record = await gateway.store.usage.find(refused.headers["x-request-id"])
+    record = (await gateway.store.usage.ask(refused.headers["x-request-id"])).record
     assert record is not None
     assert (record.status, record.refused_by, record.account) == (400, "usage-logger", "")
 
