@@ -46,6 +46,8 @@ from gateway import (
     took_nothing,
 )
 
+HELD: Final = Hold.HELD  # a name of a module, as each request asks for it
+
 LEAST_HOLD: Final = Decimal("0.000001")
 LARGEST_HOLD: Final = 1_000_000_000
 """In currency units."""
@@ -156,7 +158,7 @@ class Quota(Plugin):
             hold.not_extended = amount
             raise insufficient(None)
         reply = await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor, budgets=hold.budgets)
-        if reply.outcome is not Hold.HELD:
+        if reply.outcome is not HELD:
             hold.not_extended = amount if reply.outcome in (Hold.FUNDS, Hold.BUDGET) else 0
             raise hold.refusal(reply, self.calendar, self.max_holds, lambda left: 0)  # no caller reads it
         hold.amount, hold.extended = amount, True
@@ -175,9 +177,10 @@ class Quota(Plugin):
         if reply.expired:
             requests = [request_id for request_id, _ in reply.expired]
             self.log.warning("holds_expired", account=hold.account, requests=requests)
-        if reply.outcome in (Hold.HELD, Hold.FUNDS):
+        held = reply.outcome is HELD
+        if held or reply.outcome is Hold.FUNDS:
             self.alerts.balance(hold.account, reply.balance + reply.credit_line)
-        return reply.outcome is Hold.HELD
+        return held
 
     async def explain(self, exchange: Exchange) -> str:
         """Return the hold, the available balance and each budget, and charge nothing.

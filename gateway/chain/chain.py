@@ -29,10 +29,10 @@ from gateway.chain.services import Services
 from gateway.chat.dialect import Dialect
 from gateway.config.channel import HEADER_VALUE, auth_of, check_headers
 from gateway.config.decode import WrongSetting
-from gateway.domain.exchange import Exchange, Outcome
+from gateway.domain.exchange import COMPLETED, Exchange
 from gateway.domain.facts import Route
 from gateway.domain.reply import Reply
-from gateway.operations.operation import Operation
+from gateway.operations.operation import MISDIRECTED
 from gateway.store.client.client import Client
 
 Hook = Callable[..., Any]
@@ -132,7 +132,7 @@ class Chain:
     async def request(self, exchange: Exchange, entered: list[Entry]) -> Reply | None:
         """Run the request hooks. Every entry that is entered is appended to `entered`, also one that refuses."""
         self._open += 1
-        misdirected = exchange.request.operation is Operation.MISDIRECTED
+        misdirected = exchange.request.operation is MISDIRECTED
         entries = self._misdirected_entries if misdirected else self._request_entries
         hooks = RequestHooks(exchange, entries, entered, self._requests)
         plans = self.plans if exchange.whole else None
@@ -166,7 +166,7 @@ class Chain:
         """
         try:
             plan = exchange.get(PlannedChain)
-            if plan is None or exchange.outcome is not Outcome.COMPLETED:
+            if plan is None or exchange.outcome is not COMPLETED:
                 await run_end_hooks(exchange, entered, self._ends)
             else:
                 await end_by_plan(exchange, plan, entered, self._ends)

@@ -17,7 +17,7 @@ from typing import Final
 
 from gateway.base.errors import StoreAway
 from gateway.domain.catalogue import Catalogue
-from gateway.domain.exchange import Exchange, Outcome
+from gateway.domain.exchange import COMPLETED, Exchange, Outcome
 from gateway.metrics.own import OwnMetrics
 from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, Numbers, SharedHistogram, SharedNumbers
 from gateway.store.channels import ChannelStatus, Condition
@@ -149,10 +149,9 @@ class Metrics:
             model = OTHER if model else NONE
         if catalogue is None or channel not in catalogue.channels:
             channel = OTHER if channel else NONE
-        completed = exchange.outcome is Outcome.COMPLETED
-        # The hash of an `Outcome` is a call of Python code.
-        key = ("" if completed else exchange.outcome, model, channel)
-        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key, exchange.outcome)
+        completed = exchange.outcome is COMPLETED
+        key = exchange.outcome, model, channel
+        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key)
         requests, attempts, prompt, completion, read, written, charged, cost, margin, unknown = counters
         requests[0] += 1.0
         attempts[0] += 1.0
@@ -228,10 +227,10 @@ class Metrics:
             codes.add(code)
         self.count("errors", code, plugin or NONE)
 
-    def _add(self, key: SeriesKey, outcome: Outcome | None) -> Series:
+    def _add(self, key: SeriesKey) -> Series:
         """Return the series of an outcome, a model and a channel. Its times are counted by channel alone."""
-        _, model, channel = key
-        place = model, channel
+        outcome, *place = key
+        channel = place[-1]
         counters = (
             self._numbers("requests", str(outcome), *place),
             self.channels.attempts(channel),

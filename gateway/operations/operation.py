@@ -54,6 +54,10 @@ class Operation(StrEnum):
     REQUESTS = "requests"
     MISDIRECTED = "misdirected"
 
+    __hash__ = str.__hash__
+
+
+MISDIRECTED: Final = Operation.MISDIRECTED  # a name of a module, as each request asks for it
 
 SERVED: Final = {operation: operation.wire for operation in Operation if operation.wire is not None}
 """The operations of upstreams."""

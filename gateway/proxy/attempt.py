@@ -29,13 +29,22 @@ from gateway.chat.events import EventStream
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Pace, ReportedUsage, Usage
 from gateway.config.channel import Channel
-from gateway.domain.exchange import Attempt, Exchange, Outcome
+from gateway.domain.exchange import COMPLETED, Attempt, Exchange
 from gateway.domain.facts import Caller, Candidate, Route, Trace
 from gateway.operations.kept import TRUNCATION
 from gateway.operations.wire_format import JSON, CheckedBody, WireFormat
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import INCOMPLETE, STREAM_HEADERS, AnswerHooks, ChunkHooks, EndReason, run_response_hooks
+from gateway.proxy.chunk_hooks import (
+    CALLER_STALLED,
+    INCOMPLETE,
+    STOPPING,
+    STREAM_HEADERS,
+    AnswerHooks,
+    ChunkHooks,
+    EndReason,
+    run_response_hooks,
+)
 from gateway.proxy.ending import conclude, is_complete, meter, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure, read_body
 from gateway.proxy.kept_answers import Keeper
@@ -176,7 +185,7 @@ class UpstreamCall:
                 upstream.release()
                 return failure.of_dialect(broken.plugin)
             relays.add(relay)
-            self.exchange.on_stop = partial(relay.end, EndReason.STOPPING)
+            self.exchange.on_stop = partial(relay.end, STOPPING)
             try:
                 upstream.send(self.message)
                 crash_points.point("upstream.sent")
@@ -253,7 +262,7 @@ class UpstreamCall:
                 return finish_gathering(self, self.gathering, relay, reason)
             await self._conclude(relay, reason)
             return None
-        if reason in (EndReason.CALLER, EndReason.STOPPING):
+        if reason in (EndReason.CALLER, STOPPING):
             return self.interrupted()
         if relay.failure is not None:
             raise relay.failure
@@ -347,7 +356,7 @@ class UpstreamCall:
 
     def meter_stream(self, relay: Relay, reason: EndReason) -> None:
         """Set the usage of a stream that has ended, and learn from it. The time counts where the end is the caller's doing."""
-        left = self.caller.gone or reason is EndReason.CALLER_STALLED
+        left = self.caller.gone or reason is CALLER_STALLED
         meter_stream(self.attempt, relay, self.body, self.candidate, self.tokens_by_time() if left else 0)
         if not (left or relay.slowed):
             self.pace.learn(self.attempt.usage, relay.events.output.tokens, self.began)
@@ -369,7 +378,7 @@ class UpstreamCall:
         self.caller.prepare(200, {"Content-Type": media_type, **exchange.response_headers}, text)
         self.attempt.usage = used
         exchange.first_byte, exchange.bytes = time.monotonic(), len(text)
-        exchange.status, exchange.outcome = 200, Outcome.COMPLETED
+        exchange.status, exchange.outcome = 200, COMPLETED
         return None
 
 
@@ -438,7 +447,7 @@ def finish_gathering(
     if events.error is None and is_complete(relay, reason) and (text := gathering.encode()):
         return call.prepare_json(text)
     attempt.usage = without_output(usage)
-    if reason is EndReason.STOPPING:
+    if reason is STOPPING:
         return UpstreamFailure(exchange.stopped or unavailable(), final=True)
     failed = _failure_of(gathering, reason, events.error, usage, credentials)
     attempt.usage = attempt.usage if failed.maybe_billed else Usage()

@@ -371,6 +371,12 @@ class EndReason(Enum):
     PLUGIN = "a plugin failed"
 
 
+# Names of a module, as each request asks for them.
+COMPLETE: Final = EndReason.COMPLETE
+CALLER_STALLED: Final = EndReason.CALLER_STALLED
+STOPPING: Final = EndReason.STOPPING
+
+
 class Incomplete(msgspec.Struct, frozen=True):
     """An answer that ended without being complete: its outcome, and the error event that the caller gets."""
 

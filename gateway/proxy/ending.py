@@ -19,13 +19,13 @@ import msgspec
 from gateway.chat.events import EventStream
 from gateway.chat.request import DEFAULT_TIER, Body
 from gateway.chat.usage import ReportedUsage, Usage
-from gateway.domain.exchange import Attempt, Exchange, Outcome
+from gateway.domain.exchange import COMPLETED, Attempt, Exchange, Outcome
 from gateway.domain.facts import Candidate, Route
 from gateway.operations.operation import errors_of
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import INCOMPLETE, EndReason
-from gateway.proxy.relay import Relay, RelayState
+from gateway.proxy.chunk_hooks import COMPLETE, INCOMPLETE, EndReason
+from gateway.proxy.relay import ABANDONED, Relay, RelayState
 
 NO_CEILING: Final = 1 << 31
 
@@ -96,10 +96,10 @@ def conclude(
         if relay.events.error_relayed:
             return b""
         return errors_of(exchange.request.path).event(shown, exchange.id, relay.events)
-    if relay.state is RelayState.ABANDONED:
+    if relay.state is ABANDONED:
         exchange.outcome = Outcome.CALLER_GONE
     elif whole:
-        exchange.outcome = Outcome.COMPLETED
+        exchange.outcome = COMPLETED
     elif reason is EndReason.CALLER_STALLED:
         exchange.outcome = Outcome.STOPPED
         caller.abort()
@@ -123,7 +123,7 @@ def is_complete(relay: Relay, reason: EndReason) -> bool:
     if relay.events.complete or relay.state is RelayState.CONCLUDING:
         return True
     # A gateway that stops does not wait for what may follow the final usage.
-    return reason is EndReason.COMPLETE or (reason is EndReason.STOPPING and relay.events.concluded)
+    return reason is COMPLETE or (reason is EndReason.STOPPING and relay.events.concluded)
 
 
 def usage_of(exchange: Exchange, body: Body, events: EventStream, given: Usage | None, *, whole: bool) -> Usage:

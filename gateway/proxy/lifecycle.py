@@ -20,7 +20,7 @@ from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError, as
 from gateway.base.log import log
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry, is_cancellation, note_failure
-from gateway.domain.exchange import Exchange, Outcome
+from gateway.domain.exchange import COMPLETED, Exchange, Outcome
 from gateway.domain.reply import Reply
 from gateway.metrics.registry import Metrics
 from gateway.operations.operation import errors_of
@@ -65,7 +65,7 @@ class ExchangeRunner:
             self.exchanges.discard(exchange)
             exchange.ended = time.monotonic()
             await self._end(exchange, chain, entered)
-        if exchange.outcome is Outcome.COMPLETED:
+        if exchange.outcome is COMPLETED:
             caller.finish()
             crash_points.point("answer.finished")
 
@@ -152,7 +152,7 @@ def _reply(exchange: Exchange, caller: CallerConnection, reply: Reply) -> None:
     headers = {"Content-Type": reply.content_type, **exchange.response_headers, **reply.headers}
     caller.reply(reply.status, headers, reply.body)
     exchange.status = reply.status
-    exchange.outcome = Outcome.COMPLETED if reply.status < 400 else Outcome.REFUSED
+    exchange.outcome = COMPLETED if reply.status < 400 else Outcome.REFUSED
     exchange.bytes = len(reply.body)
 
 

@@ -29,7 +29,7 @@ from gateway.chat.sse import parse_event, whole_events
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import ChunkHooks, EndReason, Redaction
+from gateway.proxy.chunk_hooks import COMPLETE, ChunkHooks, EndReason, Redaction
 from gateway.proxy.translation import Translation
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class RelayState(Enum):
 
 _COLLECTING: Final = RelayState.COLLECTING
 _RELAYING: Final = RelayState.RELAYING
+ABANDONED: Final = RelayState.ABANDONED
 """The name of a module is looked up faster than a member of an enum, and these are needed at each read."""
 
 
@@ -116,7 +117,7 @@ class Relay:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
-        self.state = RelayState.COLLECTING
+        self.state = _COLLECTING
         self._left = False
         self.slowed = False
         """The source had to wait for the caller."""
@@ -280,7 +281,7 @@ class Relay:
             return
         events.completion_id = events.completion_id or sse.completion_id(first)
         events.usage.service_tier = events.usage.service_tier or sse.service_tier(first)
-        self.state = RelayState.ABANDONED if self._left else RelayState.RELAYING
+        self.state = ABANDONED if self._left else _RELAYING
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))
         exchange.first_byte = time.monotonic()
@@ -316,10 +317,10 @@ class Relay:
 
     def _conclude(self) -> None:
         """End the relay, as nothing more is needed. A caller that is there may still get the `[DONE]` that follows soon."""
-        if self.state is RelayState.RELAYING and self.events.error is None and not self.events.done:
+        if self.state is _RELAYING and self.events.error is None and not self.events.done:
             self._set_deadline(self._last_read_at + USAGE_WAIT_S)
         else:
-            self.end(EndReason.COMPLETE)
+            self.end(COMPLETE)
 
     def _passed(self, whole: bytes) -> bytes:
         """Return the part of whole events that the plugins let pass. Where a plugin ends the stream, the relay ends."""

@@ -83,6 +83,9 @@ class UpstreamState(Enum):
 _WAITING: Final = UpstreamState.WAITING
 _HEAD: Final = UpstreamState.HEAD
 _BODY: Final = UpstreamState.BODY
+_REUSABLE: Final = UpstreamState.REUSABLE
+_COMPLETE: Final = UpstreamState.COMPLETE
+_LOST: Final = UpstreamState.LOST
 
 _BUFFER: Final = bytearray(1024)
 """Bytes that arrive while no request waits for an answer: usually a few before the upstream closes, or none."""
@@ -206,7 +209,7 @@ class ResponseReader:
         """Whether the parser is within a chunk, or before the first one."""
         self._line_ended = False
         """Whether the last read ended with a line. Else it may have cut the size of a chunk."""
-        self._state = UpstreamState.WAITING
+        self._state = _WAITING
         self._head_bytes = 0
         self._parsed_head_bytes = 0
         self.framed = False
@@ -222,7 +225,7 @@ class ResponseReader:
     @property
     def answered(self) -> bool:
         """Whether the upstream sent anything."""
-        return self._state not in (UpstreamState.WAITING, UpstreamState.LOST)
+        return self._state not in (_WAITING, _LOST)
 
     @property
     def encoded(self) -> bool:
@@ -298,7 +301,7 @@ class ResponseReader:
 
     @property
     def _reusable(self) -> bool:
-        return self._state is UpstreamState.REUSABLE and not self._transport.is_closing()
+        return self._state is _REUSABLE and not self._transport.is_closing()
 
     def _forget(self) -> None:
         # A TLS transport keeps the methods of its last protocol with a buffer. Without this deletion, only the garbage
@@ -422,7 +425,7 @@ class ResponseReader:
     def on_message_complete(self) -> None:
         if self._state is _BODY:
             keep = self._parser.should_keep_alive()
-            self._state = UpstreamState.REUSABLE if keep else UpstreamState.COMPLETE
+            self._state = _REUSABLE if keep else _COMPLETE
             self._pieces_in_body = len(self._pieces)  # what the parser may find after it belongs to no request
 
     @property
@@ -448,7 +451,7 @@ class ResponseReader:
             self._queue()
         elif self.ended and self._on_end is not None:
             on_end, self._on_end = self._on_end, None
-            on_end(self._state in (UpstreamState.REUSABLE, UpstreamState.COMPLETE))
+            on_end(self._state in (_REUSABLE, _COMPLETE))
 
     def _queue(self) -> None:
         """Wait for a turn, and do not read before."""

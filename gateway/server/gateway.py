@@ -29,7 +29,7 @@ from gateway.domain.exchange import Exchange, Request
 from gateway.domain.facts import Caller
 from gateway.domain.reply import Reply
 from gateway.operations.kept import with_kept
-from gateway.operations.operation import Operation, errors_of
+from gateway.operations.operation import MISDIRECTED, Operation, errors_of
 from gateway.operations.wire_format import CheckedBody, WireFormat
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
@@ -159,8 +159,8 @@ class Gateway:
         if refusal is not None or unclear:
             caller.close_after()
         # A request that every caller would be refused skips the plugins, except those with `sees_misdirected`.
-        operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
-        if operation is Operation.MISDIRECTED and ((page := refused_preflight(request)) or not path.startswith(BASE)):
+        operation, argument = (MISDIRECTED, "") if refusal else operation_of(request.method, path)
+        if operation is MISDIRECTED and ((page := refused_preflight(request)) or not path.startswith(BASE)):
             exchange = self._exchange(request, operation, argument, _no_body)
             error = refusal or page or misdirected(request.method, path)
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
@@ -204,7 +204,7 @@ class Gateway:
         """Leave a record of a request that was read and is not served, because its connection closes. `left`: the caller did it."""
         if not request.raw_path.startswith(BASE):
             return
-        exchange = self._exchange(request, Operation.MISDIRECTED, "", _no_body)
+        exchange = self._exchange(request, MISDIRECTED, "", _no_body)
         caller = CallerConnection(request.protocol, None, http_1_1=True, keep_alive=False)
 
         async def end(_: Exchange) -> Reply:

@@ -25,7 +25,7 @@ from gateway.domain.facts import Caller
 from gateway.domain.prices import PER_TOKENS, Price
 from gateway.domain.reply import Reply
 from gateway.operations.kept import gone, unknown
-from gateway.operations.operation import SERVED, Operation
+from gateway.operations.operation import MISDIRECTED, SERVED, Operation
 from gateway.operations.responses import StoredResponse
 from gateway.proxy.kept_answers import ask
 from gateway.proxy.pool import UpstreamPool
@@ -164,7 +164,7 @@ def operation_of(method: str, path: str) -> tuple[Operation, str]:
             return operation, path.removeprefix(prefix)
     if path.startswith(RESPONSES) and path not in METHODS and STORED.fullmatch(f"{method} {path}"):
         return Operation.STORED_RESPONSES, path.removeprefix(f"{RESPONSES}/")
-    return Operation.MISDIRECTED, ""
+    return MISDIRECTED, ""
 
 
 def _caller(exchange: Exchange) -> Caller:

@@ -34,7 +34,7 @@ from gateway.base.errors import Refused
 from gateway.base.ids import arrival_ms, check_time, utc
 from gateway.base.text import may_be_secret, visible, without_secrets
 from gateway.chat.usage import Usage
-from gateway.domain.exchange import NOTHING_SAID, Exchange, Outcome
+from gateway.domain.exchange import COMPLETED, NOTHING_SAID, Exchange, Outcome
 from gateway.domain.facts import Caller
 from gateway.domain.prices import Price, price_from
 from gateway.operations.operation import Operation
@@ -310,7 +310,7 @@ class PreparedRecord:
             group=caller.group,
             model=model,
             status=200,
-            outcome=Outcome.COMPLETED,
+            outcome=COMPLETED,
         )
         self._common = encode(ended)[len(BEGIN) :]
         self._costs: dict[str, msgspec.Raw] = {}
@@ -325,7 +325,7 @@ class PreparedRecord:
         if (
             len(exchange.attempts) != 1
             or exchange.model != self._model
-            or exchange.outcome is not Outcome.COMPLETED
+            or exchange.outcome is not COMPLETED
             or exchange.status != 200
             or exchange.error is not None
             or exchange.notes is not None
