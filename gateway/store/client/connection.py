@@ -171,10 +171,13 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        wanted = [command for command in unsent if not command[1].done()]
-        if wanted and self._transport is not None:
-            self._sent.extend(wanted)
-            self._transport.write(b"".join([command[-1] for command in wanted]))
+        packed = []
+        for command in unsent:
+            if not command[1].done():
+                self._sent.append(command)
+                packed.append(command[-1])
+        if packed and self._transport is not None:
+            self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
 
     def _watch(self) -> None:
         """Check the oldest command when its deadline has passed."""
