@@ -118,12 +118,15 @@ class Books:
         self.embedded = EmbeddedStore.start(self.folder / "store")
 
     @asynccontextmanager
-    async def worker(self, crash_at: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
-        """Start one worker and yield it when it is ready. It is terminated at the end if it still runs."""
+    async def worker(self, crash_at: str = "", **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Start one worker and yield it when it is ready. It is terminated at the end if it still runs.
+
+        `more`: variables of its environment.
+        """
         with self.log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(FORKED, "-m", "tests.worker_process", str(self.file), str(self.port)),
-                env=os.environ | {"GATEWAY_CRASH_AT": crash_at},
+                env=os.environ | {"GATEWAY_CRASH_AT": crash_at} | more,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
             )

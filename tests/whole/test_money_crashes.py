@@ -140,6 +140,35 @@ async def test_a_crash_after_the_charge_charges_exactly_once(tmp_path: Path, lab
         assert await settled_books(books) == ([EXACT], Outcome.COMPLETED)
 
 
+@pytest.mark.parametrize(
+    ("label", "charged"),
+    [
+        *((label, []) for label in UNHELD),
+        *((label, [0]) for label in ("hold.after", "settle.before", "record.before")),
+        *((label, [EXACT]) for label in CHARGED),
+    ],
+)
+async def test_a_crash_of_a_request_that_a_plan_serves_is_charged_by_the_same_rules(
+    tmp_path: Path, label: str, charged: list[int]
+) -> None:
+    async with opened(tmp_path) as books:
+        async with books.worker(crash_at=f"{label}:3", TELL_PLANS="1") as worker:
+            for _ in range(2):  # the first has no plan yet
+                assert (await ask(books.port, chat(books.token))).whole
+            with suppress(OSError, EOFError):
+                await ask(books.port, chat(books.token))
+            assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE, books.log()
+            assert worker.stdout is not None
+            assert await worker.stdout.read() == 2 * b"plan\n"
+        async with books.worker():
+            await asyncio.sleep(LEASE_S if charged == [0] else 0)
+        await books.records()
+        await books.verify()
+        charges = [sum(each) for each in (await books.charges()).values()]
+        assert charges == [EXACT, EXACT, *charged]
+        assert (await books.account()).balance_micros == 1_000_000_000 - sum(charges)
+
+
 @pytest.mark.parametrize("label", ["settle.before", "record.before", "answer.finished"])
 async def test_a_json_response_is_sent_only_after_its_charge(tmp_path: Path, label: str) -> None:
     async with opened(tmp_path) as books:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
-from gateway import AccountLimits, Budgets, Exchange, Plan, PlanPart, Plugin, Reply
+from gateway import AccountLimits, AccountStatus, Budgets, Exchange, Plan, PlanPart, Plugin, Reply
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
@@ -110,6 +111,7 @@ async def token_id_of(store: Store) -> str:
 Change = Callable[[Store], Awaitable[object]]
 CHANGES: Final[dict[str, tuple[Change, int]]] = {
     "revocation": (lambda store: _of_token(store, store.tokens.set_status, TokenStatus.DISABLED), 401),
+    "suspension": (lambda store: store.accounts.set_status("tester", AccountStatus.SUSPENDED), 403),
     "budget of the account": (lambda store: store.accounts.change("tester", budgets=Budgets(day=1)), 402),
     "budget of the token": (lambda store: _change_token(store, budgets={"day": 1}), 402),
     "group": (lambda store: store.accounts.change("tester", group="vip"), 200),
@@ -149,6 +151,23 @@ async def test_what_a_limit_refuses_gives_nothing_back(gateway: Running, monkeyp
         statuses.append((await gateway.ask(token)).status)
     assert (statuses, hooks) == ([200] * 3 + [429] * 3, [])
     assert await charges_of(gateway) == 3
+    assert await gateway.store.wallet.verify("tester") == []
+
+
+async def test_requests_at_once_spend_the_last_cents_once(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, hooks = await gateway.token(credit=1000), counted_hooks(monkeypatch)  # a hold takes a quarter of it
+    for _ in range(2):
+        assert (await gateway.ask(token)).status == 200
+    hooks.clear()
+    answers = await asyncio.gather(*(gateway.ask(token) for _ in range(45)))
+    assert hooks == []
+    assert {answer.status for answer in answers} == {200, 402}
+    admitted = [answer.headers["x-request-id"] for answer in answers if answer.status == 200]
+    charges = [await charge_of(gateway, each) for each in admitted]
+    account = await gateway.store.accounts.get("tester")
+    assert account is not None
+    assert 0 <= account.balance_micros == 1000 - sum(charges) - 2 * charges[0]
+    assert (account.held_micros, account.holds) == (0, 0)
     assert await gateway.store.wallet.verify("tester") == []
 
 
