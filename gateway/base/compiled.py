@@ -77,6 +77,9 @@ def reason_against() -> str:
 
 WHY_PURE: Final = reason_against()
 
+compiled: Final = False
+"""What `cython.compiled` is in a module that is not compiled, where Cython is not installed."""
+
 
 def use() -> None:
     """Let Python import the compiled modules, where they may be used."""

@@ -34,6 +34,8 @@ MAX_SAMPLE: Final = 4096
 MAX_SAMPLED: Final = 8192
 LARGE: Final = 1024
 """Bytes above which an event is measured when it arrives."""
+_large = LARGE
+"""The same as a number of C, where this is compiled."""
 MAX_UNMEASURED: Final = 4
 LOGPROBS: Final = b'"logprobs":{'
 
@@ -91,11 +93,11 @@ class OutputCounter:
     def add(self, data: bytes, events: int) -> None:
         """Count `events` complete events, whose bytes are `data`."""
         size, before = len(data), self.events
-        if size > LARGE and events == 1:
+        if size > _large and events == 1:
             self.add_measured(data)
             return
         sampled = before + events > self._next
-        if size > LARGE and ((sampled and size > MAX_SAMPLE) or _has_longer_event(data, LARGE)):
+        if size > _large and ((sampled and size > MAX_SAMPLE) or _has_longer_event(data, LARGE)):
             for event in whole_events(data):
                 self.add(event, 1)
             return
@@ -110,7 +112,7 @@ class OutputCounter:
 
     def counts(self, size: int) -> bool:
         """Count an event of so many bytes, unless it has to be looked at. Return whether it is counted."""
-        if size > LARGE or self.events + 1 > self._next:
+        if size > _large or self.events + 1 > self._next:
             return False
         self.bytes += size
         self.events += 1
@@ -240,8 +242,8 @@ class Template:
         if self.size < 0 or not data.startswith(self.before, at):
             return -1
         at += len(self.before)
-        size = len(data)
-        while at < size and (byte := data[at]) != 0x22:  # a constant of a module would be an object
+        size, text = len(data), data
+        while at < size and (byte := text[at]) != 0x22:  # a constant of a module would be an object
             if byte == 0x0A or byte == 0x0D:  # noqa: PLR1714
                 return -1
             at += 1

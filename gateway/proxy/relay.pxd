@@ -3,9 +3,11 @@ cimport cython
 from gateway.chat.events cimport EventStream
 from gateway.proxy.caller cimport CallerConnection
 
+cdef object _COLLECTING, _RELAYING
+
 cdef class Relay:
     cdef public object channel, ended, failure, hooks, state, translation
-    cdef public object _begin, _caller, _deadline_timer, _drain_timer, _exchange, _loop, _secrets, _source, _stall_timer
+    cdef public object _begin, _caller, _deadline_timer, _drain_timer, _exchange, _loop, _now, _secrets, _source, _stall_timer
     cdef public bint slowed, streamed, _left, _over
     cdef public CallerConnection _chunked
     cdef public EventStream events

@@ -100,6 +100,7 @@ class Relay:
         translation: Translation | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self._exchange = exchange
         self.channel = channel
         self._caller = caller
@@ -208,7 +209,7 @@ class Relay:
         ):
             return False
         self._received += size
-        now = self._loop.time()
+        now = self._now()
         gap, self._last_read_at = now - self._last_read_at, now
         if gap > self._longest_gap:  # noqa: PLR1730 - a call of `max` is slower
             self._longest_gap = gap

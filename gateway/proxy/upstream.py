@@ -27,6 +27,11 @@ from multidict import CIMultiDict, MultiDict, MultiDictProxy
 from gateway.chat.request import BodyPart
 from gateway.proxy.scheduler import Turns
 
+try:
+    import cython
+except ImportError:  # nothing is compiled here
+    from gateway.base import compiled as cython
+
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
@@ -44,12 +49,14 @@ BUFFER: Final = bytearray(16 * 1024)
 """Every read of every upstream goes into this buffer. The data has been copied when the read returns, so that one is enough. Its
 size bounds what a stream holds, and the time of a read.
 """
-_received = BUFFER
+_received: Any = BUFFER
 """The same as a pointer, where this is compiled: a part of it is copied without further objects."""
 SMALL_READ: Final = 4 * 1024
 """A longer read is counted, and passed on at once only while there are few of them: a whole short answer arrives so. Else the
 connection waits for its turn and is not read meanwhile, as after a read that has filled the buffer, so that more may follow.
 """
+_small_read = SMALL_READ
+"""The same as a number of C."""
 _DIGITS: Final = bytes(["0123456789abcdef".find(chr(code)) % 17 for code in range(256)])
 """The digits of a chunk's size, as most servers write it, and 16 for all else."""
 
@@ -108,23 +115,23 @@ TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 def begin_of_chunk(data: bytes) -> int:
     """Return where the data of a chunk begins, which is whole and written as we do it; 0 for other data."""
-    size, at, end, digits = 0, 0, len(data), _DIGITS
-    while at < end and at < 6 and (digit := digits[data[at]]) < 16:
+    size, at, end, digits, text = 0, 0, len(data), _DIGITS, data
+    while at < end and at < 6 and (digit := digits[text[at]]) < 16:
         size = size * 16 + digit
         at += 1
     at += 2
-    whole = size > 0 and at + size + 2 == end and data[0] != 0x30
-    framed = whole and data[at - 2] == data[end - 2] == 0x0D and data[at - 1] == data[end - 1] == 0x0A
+    whole = size > 0 and at + size + 2 == end and text[0] != 0x30
+    framed = whole and text[at - 2] == text[end - 2] == 0x0D and text[at - 1] == text[end - 1] == 0x0A
     return at if framed else 0
 
 
 def whole_chunks(data: bytes) -> bytes:
     """Return what whole chunks without extensions contain, none of them the last one; nothing for any other data."""
-    at, end, digits = 0, len(data), _DIGITS
+    at, end, digits, text = 0, len(data), _DIGITS, data
     pieces = []
     while at < end:
         size, begin = 0, at
-        while at < end and at - begin < 6 and (digit := digits[data[at]]) < 16:
+        while at < end and at - begin < 6 and (digit := digits[text[at]]) < 16:
             size = size * 16 + digit
             at += 1
         begin = at + 2
@@ -334,14 +341,14 @@ class ResponseReader:
 
     def buffer_updated(self, nbytes: int) -> None:
         """Receive the first `nbytes` of `BUFFER`, which a read has filled. Nearly always they are whole chunks."""
-        data = bytes(_received[:nbytes])
+        data = _received[:nbytes] if cython.compiled else bytes(BUFFER[:nbytes])
         if self._state is _WAITING:
             self._state = _HEAD
         elif self._state is not _BODY and self.ended:
             self._refuse_surplus()
             return
         on_data, pieces = self._on_data, self._pieces
-        if self._in_chunk or not self._line_ended or nbytes > SMALL_READ:
+        if self._in_chunk or not self._line_ended or nbytes > _small_read:
             self._parse(data)
         elif self._passes(data):
             return
@@ -349,7 +356,7 @@ class ResponseReader:
             pieces.append(whole)
         else:
             self._parse(data)
-        if nbytes > SMALL_READ and on_data is not None:
+        if nbytes > _small_read and on_data is not None:
             began = time.thread_time()
             if nbytes == len(BUFFER) or self._turns.is_spent(began):
                 self._queue()

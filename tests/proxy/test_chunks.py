@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import socket
+
 import pytest
 
+from gateway.base.compiled import WHY_PURE
+from gateway.proxy.caller import CallerConnection
 from gateway.proxy.upstream import begin_of_chunk, whole_chunks
-from tests.fuzz.twins import Twin
+from tests.fuzz.twins import Owner, Twin
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
@@ -65,3 +71,31 @@ async def test_no_read_is_taken_within_a_chunk_that_looks_like_one() -> None:
         )
         for twin in twins:
             twin.close()
+
+
+async def test_chunks_arrive_in_order_however_much_the_kernel_takes_of_one() -> None:
+    loop, choice = asyncio.get_running_loop(), random.Random(1)
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)
+    caller = CallerConnection(Owner(), transport, http_1_1=True, keep_alive=True)
+    caller.begin(b"the head\r\n", b"")
+    sent, received, directly = b"the head\r\n", b"", 0
+    with far:
+        for number in range(3000):
+            event = EVENT % (b"%d " % number * choice.choice((1, 1, 1, 40, 1000)))
+            if choice.random() < 0.1:
+                caller.write(event)
+            else:
+                caller.write_chunk(chunk(event))
+            sent += chunk(event)
+            directly += caller._flushed
+            if caller.unsent or choice.random() < 0.1:
+                received += await loop.sock_recv(far, choice.choice((100, 10_000, 1_000_000)))
+        caller.finish()
+        transport.close()
+        while data := await loop.sock_recv(far, 1_000_000):
+            received += data
+    assert received == sent + b"0\r\n\r\n"
+    assert (directly == 0) if WHY_PURE else (0 < directly < 3000)
