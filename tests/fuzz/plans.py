@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import logging
-import random
 import re
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import hiredis
 import msgspec
@@ -128,6 +127,7 @@ def standing_still() -> Iterator[Callable[[], None]]:
         patch.setattr("plugins.pacing.LONGEST_DELAY_S", 0.0)
         patch.setattr("plugins.pacing.ALL_ADDRESSES", 1_000_000)  # those of another episode count for nobody
         patch.setattr("plugins.usage_logger.REPORT_EVERY_S", 1e9)  # what was counted is compared instead
+        patch.setattr("plugins.model_routing._by_chance", lambda each: Random(f"{Way.chosen} {each.name}").random())
         patch.setenv("GATEWAY_PEPPER", "pepper-of-both-gateways-which-is-long-enough")
         yield move
 
@@ -229,6 +229,9 @@ def shown(one: Sequence[Any], two: Sequence[Any]) -> str:
 class Way:
     """One of the two gateways."""
 
+    chosen: ClassVar = 0
+    """What decides which of two channels is called: where a plan declines, a draw would be made again."""
+
     def __init__(self, gateway: Running, upstream: Upstream, *, by_plans: bool) -> None:
         self.gateway, self.upstream, self.store, self.by_plans = gateway, upstream, gateway.store, by_plans
         self.caller = Caller()
@@ -249,13 +252,13 @@ class Way:
         """Return what the caller, the store and the upstream got."""
         self.upstream.play(answers)
         self.commands.clear()
-        random.seed(number)  # which of two channels is called
+        Way.chosen = number
         head, body = comparable_answer(await self.caller.ask(self.gateway, address, pieces))
         # A refusal may come before the body or after it; and where a plan is looked for, its media type is found to be wrong first.
         if len(pieces) > 1 or len(pieces[0]) > AT_ONCE or b"\r\nContent-Type: " not in pieces[0]:
             head = head.replace(b"\r\nConnection: close", b"")
         answer = head, body
-        await self.gateway.gateway.chain.idle()
+        await self.gateway.gateway.runner.wait_idle(PATIENCE_S)
         commands = [comparable_command(each) for each in self.commands]
         return answer, commands, self.upstream.received
 
@@ -462,7 +465,7 @@ async def compare(folder: Path, requests: int, seed: int, seconds: float = float
         while comparison.requests < requests and time.monotonic() < ends and not comparison.differences:
             await comparison.episode(number, min(EPISODE, requests - comparison.requests))
             number += 1
-            if number % 100 == 0:
+            if number % 20 == 0:
                 print(f"{comparison.requests} requests", file=sys.stderr, flush=True)
     return comparison
 
