@@ -32,6 +32,8 @@ MODULES: Final = (
     "gateway.server.head",
     "gateway.store.client._pack",
 )
+INCLUDED: Final = "gateway.base.search"
+"""What compiled modules have in C from its `.pxd`, and others from its `.py`."""
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "gateway" / "_compiled"
 DIGESTS: Final = FOLDER / "sources.sha256"
@@ -53,7 +55,7 @@ def built(name: str) -> Path:
 
 def sources() -> list[Path]:
     """Return the files that the modules are built from."""
-    files = [ROOT.joinpath(*name.split(".")) for name in MODULES]
+    files = [ROOT.joinpath(*name.split(".")) for name in (*MODULES, INCLUDED)]
     return [
         source for file in files for suffix in (".py", ".pxd", ".pyx") if (source := file.with_suffix(suffix)).exists()
     ]

@@ -1,5 +1,7 @@
 cimport cython
 
+from gateway.base cimport search
+from gateway.chat cimport sse
 from gateway.chat.sse cimport Chunk
 from gateway.chat.tokens cimport OutputCounter, Template
 

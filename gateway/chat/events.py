@@ -24,13 +24,13 @@ from __future__ import annotations
 from copy import copy
 from typing import Any, ClassVar, Final
 
+from gateway.base import search
 from gateway.chat import sse
 from gateway.chat.sse import (
     EVENT_BOUNDARY,
     IGNORED_EVENTS,
     LongEvent,
     boundary_pattern,
-    end_of_event,
     parse_event,
     plain_events,
     whole_events,
@@ -211,7 +211,7 @@ class EventStream:
         if end == len(data):
             return data
         relayed, count = [data[:end]] if end else [], 0
-        while count < MAX_PARSED and (stop := end_of_event(data, end)) > 0:
+        while count < MAX_PARSED and end < len(data) and (stop := sse.end_of_event(data, end)) > 0:
             count += 1
             relayed.append(self._take_event(data[end:stop]))
             end = stop
@@ -237,13 +237,13 @@ class EventStream:
         while end < len(data):
             stop = template.end_of(data, end)
             if stop < 0:
-                stop = data.find(b"\n\n", end) + 2
+                stop = search.find(data, b"\n\n", end, len(data)) + 2
                 if stop < 2 or not template.has_only_text(data[end:stop], self._max_event_bytes):
                     break
                 template.learn(data[end:stop], self.events + events)
             end = stop
             events += 1
-        return (end, events) if events or data.find(b"\r") < 0 else plain_events(data)
+        return (end, events) if events or search.find(data, b"\r", 0, len(data)) < 0 else plain_events(data)
 
     def _take_within_event(self, data: bytes) -> bytes:
         """Take data that follows pending data, and search only the new part: many small pieces stay cheap."""

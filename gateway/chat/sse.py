@@ -3,8 +3,8 @@
 A chunk says its error, its usage, and which choices it finishes.
 
 A plain event has a text of the model and nothing else that the gateway reads: it is a single `data:` line with a JSON object that
-has one `"choices":[`, followed by an object, and no match of `FIELDS`, and an empty line. Many events of one read are mostly
-plain, and are taken together.
+has one `"choices":[`, followed by an object, and none of `FIELDS` but as null, and an empty line. Many events of one read are
+mostly plain, and are taken together.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gateway.base import search
 from gateway.chat import upstream_errors
 from gateway.chat.usage import Counts, read_counts
 
@@ -30,10 +31,10 @@ _LINE_FEED_BOUNDARY: Final = re.compile(rb"\n\n")
 IGNORED_EVENTS: Final = re.compile(rb"(?:(?::[^\r\n]{0,200})?(?:\n\n|\r\n\r\n)){1,1024}")
 """Events of one short comment, or of blank lines alone. The limits bound the time of a match."""
 
-FIELDS: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
+FIELDS: Final = (b'"finish_reason"', b'"usage"', b'"error"')
 CHOICES: Final = b'"choices":['
 FIRST_CHOICE: Final = CHOICES + b"{"
-"""An event that has this and no match of `FIELDS` is text alone. Others are parsed: they may have no choice."""
+"""An event that has this and none of `FIELDS` but as null is text alone. Others are parsed: they may have no choice."""
 
 FIRST_ID: Final = re.compile(rb'data: ?\{"id":"([!#-\[\]-~]{1,128})"')
 """A completion's id where most upstreams have it, at the beginning of an event."""
@@ -59,10 +60,22 @@ def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[byte
     return _LINE_FEED_BOUNDARY if data.find(b"\r", start) < 0 else EVENT_BOUNDARY
 
 
+def field_at(data: bytes, start: int, end: int) -> int:
+    """Return where the first of `FIELDS` that is not null begins in `data[start:end]`, -1 where there is none."""
+    first = -1
+    for name in FIELDS:
+        at = search.find(data, name, start, end)
+        while at >= 0 and data.startswith(b":null", at + len(name)):
+            at = search.find(data, name, at + len(name), end)
+        if at >= 0 and not 0 <= first <= at:
+            first = at
+    return first
+
+
 def end_of_event(data: bytes, start: int) -> int:
     """Return where the event that begins at `start` ends, -1 where it is not whole."""
-    end = data.find(b"\n\n", start)
-    if data.find(b"\r", start, end if end >= 0 else len(data)) < 0:  # nearly always
+    end = search.find(data, b"\n\n", start, len(data))
+    if search.find(data, b"\r", start, end if end >= 0 else len(data)) < 0:  # nearly always
         return end + 2 if end >= 0 else -1
     boundary = EVENT_BOUNDARY.search(data, start)
     return boundary.end() if boundary else -1
@@ -87,7 +100,12 @@ def parse_event(event: bytes) -> tuple[bytes, bytes]:
     Old servers of llama.cpp send an error as a field `error`. It is returned as the data of an event with that name.
     """
     end = len(event) - 2
-    if event.startswith(b"data:") and event.find(b"\n") == end and event.endswith(b"\n") and event.find(b"\r") < 0:
+    if (
+        event.startswith(b"data:")
+        and search.find(event, b"\n", 0, len(event)) == end
+        and event.endswith(b"\n")
+        and search.find(event, b"\r", 0, len(event)) < 0
+    ):
         return b"", event[5:end].strip()  # nearly always
     name, data = b"", []
     for line in event.removeprefix(BOM_UTF8).splitlines():
@@ -174,7 +192,7 @@ TEXT: Final = Chunk(_NO_CHOICE, None)
 
 def read(name: bytes, data: bytes) -> Chunk:
     """Return the facts of an event from its name and its data."""
-    if name != b"error" and data.find(FIRST_CHOICE) >= 0 and FIELDS.search(data) is None:
+    if name != b"error" and search.find(data, FIRST_CHOICE, 0, len(data)) >= 0 and field_at(data, 0, len(data)) < 0:
         return TEXT
     chunk: _Chunk
     if (ordinary := _decode(_ordinary, data)) is not None:
@@ -319,8 +337,8 @@ def _decode(decoder: msgspec.json.Decoder[Value], raw: bytes | msgspec.Raw) -> V
 def plain_events(data: bytes) -> tuple[int, int]:
     """Return where the plain events end that the data begins with, and how many there are. Their line ends are alike."""
     boundary = b"\n\n" if data.find(b"\r") < 0 else b"\r\n\r\n"
-    field = FIELDS.search(data)
-    *whole, _ = data[: field.start() if field else len(data)].split(boundary)
+    field = field_at(data, 0, len(data))
+    *whole, _ = data[: field if field >= 0 else len(data)].split(boundary)
     end = events = 0
     for event in whole:
         plain = event.startswith(b"data: {") and event.count(CHOICES) == 1 and FIRST_CHOICE in event

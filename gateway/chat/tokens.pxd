@@ -1,5 +1,8 @@
 cimport cython
 
+from gateway.base cimport search
+from gateway.chat cimport sse
+
 ctypedef const unsigned char* Text
 
 cdef Py_ssize_t _large
@@ -21,4 +24,5 @@ cdef class Template:
     cpdef Py_ssize_t end_of(self, bytes data, Py_ssize_t at)
     cpdef bint has_only_text(self, bytes data, Py_ssize_t limit)
     cpdef learn(self, bytes event, Py_ssize_t events)
+    @cython.locals(end=Py_ssize_t)
     cpdef bint _learn_head(self, bytes data)

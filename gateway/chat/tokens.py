@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.chat.sse import CARRIAGE_RETURN, FIELDS, FIRST_CHOICE, LINE_FEED, parse_event, whole_events
+from gateway.base import search
+from gateway.chat import sse
+from gateway.chat.sse import FIRST_CHOICE, LINE_FEED, parse_event, whole_events
 from gateway.chat.usage import BYTES_PER_TOKEN
 
 MAX_SAMPLES: Final = 16
@@ -252,12 +254,12 @@ class Template:
     def has_only_text(self, data: bytes, limit: int) -> bool:
         """Return whether data is one complete event of a single line of `limit` bytes, with a JSON object that has only text."""
         return (
-            data.find(b"\n") == len(data) - 2
+            search.find(data, b"\n", 0, len(data)) == len(data) - 2
             and data[-1] == LINE_FEED
             and (data.startswith(self._head) or self._learn_head(data))
             and len(data) <= limit
-            and CARRIAGE_RETURN not in data
-            and FIELDS.search(data, len(self._head)) is None
+            and search.find(data, b"\r", 0, len(data)) < 0
+            and sse.field_at(data, len(self._head), len(data)) < 0
         )
 
     def learn(self, event: bytes, events: int) -> None:
@@ -275,8 +277,8 @@ class Template:
 
     def _learn_head(self, data: bytes) -> bool:
         """Return whether an event is a JSON object with a choice and nothing else before. Without a choice, it may be an error."""
-        end = data.find(FIRST_CHOICE) + len(FIRST_CHOICE)
-        if end < len(FIRST_CHOICE) or not data.startswith(b"data: {") or FIELDS.search(data, 0, end):
+        end = search.find(data, FIRST_CHOICE, 0, len(data)) + len(FIRST_CHOICE)
+        if end < len(FIRST_CHOICE) or not data.startswith(b"data: {") or sse.field_at(data, 0, end) >= 0:
             return False
         self._head = data[:end]
         return True
