@@ -85,7 +85,7 @@ class UpstreamCall:
         self.events: EventStream | None = None
         """Of an answer whose ids are remembered."""
         self.upstream: UpstreamConnection | None = None
-        self.pace = Pace()
+        self.pace: Pace
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
         self.began = time.monotonic()
@@ -172,7 +172,9 @@ class UpstreamCall:
     async def _send(self, endpoint: Endpoint, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
-            opened = await self._open(endpoint, fresh=fresh)
+            reused = not (fresh or self.caller.gone or self.exchange.stopped)
+            at_hand = endpoint.at_hand() if reused else None
+            opened = (at_hand, True) if at_hand is not None else await self._open(endpoint, fresh=fresh, reused=reused)
             if opened is None:
                 timers, now = self.candidate.channel.timers, time.monotonic()
                 hurried = now >= self.deadline and now - self.began < min(timers.connect, timers.first_byte)
@@ -185,7 +187,7 @@ class UpstreamCall:
                 upstream.release()
                 return failure.of_dialect(broken.plugin)
             relays.add(relay)
-            self.exchange.on_stop = partial(relay.end, STOPPING)
+            self.exchange.on_stop = relay.stop
             try:
                 upstream.send(self.message)
                 crash_points.point("upstream.sent")
@@ -222,12 +224,10 @@ class UpstreamCall:
         upstream.on_head = relay.on_head
         return relay
 
-    async def _open(self, endpoint: Endpoint, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
+    async def _open(self, endpoint: Endpoint, *, fresh: bool, reused: bool) -> tuple[UpstreamConnection, bool] | None:
         """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
-        if not (fresh or self.caller.gone or self.exchange.stopped):
-            idle = endpoint.at_hand() or await endpoint.idle()
-            if idle is not None:
-                return idle, True
+        if reused and (idle := await endpoint.idle()) is not None:
+            return idle, True
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
@@ -250,25 +250,39 @@ class UpstreamCall:
 
     async def _answer(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
         attempt, credentials = self.attempt, self.candidate.channel.scrubbed
-        relay.limit_first_event(self.remaining_s())
+        relay.limit_first_event(self.deadline)
         reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
             attempt.upstream_request_id = failure.scrubbed(kept_id(upstream.headers), credentials)
             attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
-        if relay.begun:
-            crash_points.point("stream.ended")
-            if self.gathering is not None:
-                return finish_gathering(self, self.gathering, relay, reason)
-            await self._conclude(relay, reason)
-            return None
+        if not relay.begun:
+            return await self._not_begun(upstream, relay, reason)
+        crash_points.point("stream.ended")
+        if self.gathering is not None:
+            return finish_gathering(self, self.gathering, relay, reason)
+        error = relay.events.error
+        if relay.hooks is not None and relay.hooks.withheld:
+            reason, error = relay.hooks.reason, None
+        self.meter_stream(relay, reason)
+        if self.keeper is not None:
+            ids = self.wire.item_ids(relay.events)
+            await self.keeper.end(relay.events.completion_id, ids, attempt.usage)
+        whole = is_complete(relay, reason)
+        last = conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
+        if last is not None:
+            await self.caller.cut(last)
+        return None
+
+    async def _not_begun(self, upstream: UpstreamConnection, relay: Relay, reason: EndReason) -> UpstreamFailure | None:
+        """Handle an answer of which the caller has had nothing when its relay ended."""
         if reason in (EndReason.CALLER, STOPPING):
             return self.interrupted()
         if relay.failure is not None:
             raise relay.failure
         if relay.events.error is not None and relay.events.first_error:
             status = relay.translation.status if relay.translation else 0
-            return failure.of_event(relay.events.error, credentials, status, upstream.headers)
+            return failure.of_event(relay.events.error, self.candidate.channel.scrubbed, status, upstream.headers)
         match reason:
             case EndReason.OTHER:
                 return await self._not_a_stream(upstream, relay)
@@ -315,20 +329,6 @@ class UpstreamCall:
         if self.upstream is not None:
             keep_only_id(self.upstream.headers)
         return {**STREAM_HEADERS, **self.exchange.response_headers}
-
-    async def _conclude(self, relay: Relay, reason: EndReason) -> None:
-        """Charge a stream that has ended, set its outcome, and write its end to the caller."""
-        error = relay.events.error
-        if relay.hooks is not None and relay.hooks.withheld:
-            reason, error = relay.hooks.reason, None
-        self.meter_stream(relay, reason)
-        if self.keeper is not None:
-            ids = self.wire.item_ids(relay.events)
-            await self.keeper.end(relay.events.completion_id, ids, self.attempt.usage)
-        whole = is_complete(relay, reason)
-        last = conclude(self.exchange, self.caller, relay, reason, whole, error, self._failed)
-        if last is not None:
-            await self.caller.cut(last)
 
     def _failed(self, code: str) -> None:
         """Tell the circuit breaker that the answer ended before it was whole."""

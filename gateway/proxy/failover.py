@@ -26,11 +26,10 @@ from gateway.domain.facts import Candidate, Route
 from gateway.operations.wire_format import WireFormat
 from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.kept_answers import of_one_upstream
 from gateway.proxy.pool import UpstreamPool
-from gateway.proxy.relay import Relay
+from gateway.proxy.relay import Relays
 from gateway.store.channels import CredentialStates
 from gateway.store.kept_ids import KeptIds
 
@@ -117,7 +116,7 @@ class Failover:
         """
         self.pool = UpstreamPool(credentials)
         self._kept_ids = kept_ids
-        self.relays: set[Relay] = set()
+        self.relays = Relays()
         """The calls of upstreams in progress, and the streams of plugins that answer."""
 
     async def run(self, exchange: Exchange, wire: WireFormat, chain: Chain, caller: CallerConnection) -> None:
@@ -140,7 +139,7 @@ class Failover:
                 last, untried = _without_channel(last, refused), []
             else:
                 rest = untried[untried.index(candidate) + 1 :]
-                untried = [other for other in rest if other.name != candidate.name]
+                untried = [other for other in rest if other.name != candidate.name] if rest else rest
                 call = UpstreamCall(exchange, chain, caller, wire, body, candidate, route)
                 call.kept_ids = self._kept_ids if wire.keeps else None
                 try:
@@ -171,7 +170,7 @@ class Failover:
     def stop_relays(self) -> None:
         """End every relay in progress, with the error event."""
         for relay in list(self.relays):
-            relay.end(EndReason.STOPPING)
+            relay.stop()
 
     async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
         """Close the endpoints that only this generation of the configuration used. `channels`: the channels of the running one."""

@@ -87,7 +87,7 @@ class ReplyStream:
     async def _end(self, relay: Relay) -> EndReason:
         """Return why the answer ended. The iterator gives nothing any more."""
         exchange = self._exchange
-        exchange.on_stop = partial(relay.end, EndReason.STOPPING)
+        exchange.on_stop = relay.stop
         self._timer = asyncio.get_running_loop().call_later(LONGEST_S, relay.end, EndReason.TOTAL)
         relay.flow()
         try:

@@ -8,7 +8,7 @@ cdef object _COLLECTING, _RELAYING
 cdef class Relay:
     cdef public object channel, ended, failure, hooks, state, translation
     cdef public object _begin, _caller, _deadline_timer, _drain_timer, _exchange, _loop, _now, _secrets, _source, _stall_timer
-    cdef public bint slowed, streamed, _left, _over
+    cdef public bint slowed, streamed, watched, _left, _over
     cdef public CallerConnection _chunked
     cdef public EventStream events
     cdef public list _collected
@@ -23,3 +23,4 @@ cdef class Relay:
     cpdef _begin_if_first_event(self)
     cpdef bytes _passed(self, bytes whole)
     cpdef _set_deadline(self, double deadline)
+    cpdef watch(self)

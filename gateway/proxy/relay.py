@@ -6,7 +6,7 @@ events where the caller did not ask for a stream.
 
 Nothing on the path of an event waits. The task that started the relay sleeps until the relay has ended; a read of the
 upstream's socket writes to the caller's socket in the same call. One timer watches the deadlines, and is moved only when it
-fires.
+fires. An answer of a moment has none: see `Relays`.
 
 Many upstreams send `[DONE]` and the end of the body in two writes. The caller does not wait for the second one, and without it
 the connection could not carry another request: it is given back when the body has ended (`UpstreamConnection.release`).
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.base import crash_points
@@ -29,7 +30,7 @@ from gateway.chat.sse import parse_event, whole_events
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import COMPLETE, ChunkHooks, EndReason, Redaction
+from gateway.proxy.chunk_hooks import COMPLETE, STOPPING, ChunkHooks, EndReason, Redaction
 from gateway.proxy.translation import Translation
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
 SSE: Final = ("text/event-stream",)
+MOMENT_S: Final = 0.5
+"""How long a relay has no timer for a deadline that is twice as far."""
 USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
 
@@ -114,7 +117,9 @@ class Relay:
         self._collected: list[bytes] = []
         self._received = 0
         self._last_read_at = 0.0
-        self._deadline = 0.0
+        self._deadline = inf
+        self.watched = True
+        """It has a timer for its deadline; false from `Relays.add` on, for a moment."""
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
@@ -137,9 +142,9 @@ class Relay:
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
 
-    def limit_first_event(self, seconds: float) -> None:
-        """End the relay where no event has arrived after `seconds`."""
-        self._set_deadline(self._loop.time() + seconds)
+    def limit_first_event(self, deadline: float) -> None:
+        """End the relay where no event has arrived at `deadline`, in the time of the loop."""
+        self._set_deadline(deadline)
 
     def wait_again(self) -> asyncio.Future[EndReason]:
         """Return a new future in place of `ended`, for a response that is not a stream and is read elsewhere."""
@@ -153,6 +158,10 @@ class Relay:
         self._over = True
         if not self.ended.done():
             self.ended.set_result(reason)
+
+    def stop(self) -> None:
+        """End the relay, as the gateway stops or ends the exchange."""
+        self.end(STOPPING)
 
     @property
     def unsent(self) -> int:
@@ -182,8 +191,8 @@ class Relay:
                 self.flow()
                 return
         upstream.pause()
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
+        self._deadline = inf
+        self.watch()
         self.end(EndReason.OTHER)
 
     def flow(self) -> None:
@@ -358,22 +367,29 @@ class Relay:
 
     def _set_deadline(self, deadline: float) -> None:
         """Check the deadlines at `deadline`, unless a check is due earlier."""
+        if deadline < self._deadline:
+            self._deadline = deadline
+            if self.watched or deadline < self._loop.time() + 2 * MOMENT_S:
+                self.watch()
+
+    def watch(self) -> None:
+        """Set the timer for the deadline."""
+        self.watched = True
         if self._deadline_timer is not None:
-            if self._deadline <= deadline:
-                return
             self._deadline_timer.cancel()
-        self._deadline = deadline
-        self._deadline_timer = self._loop.call_at(deadline, self._check_deadlines)
+            self._deadline_timer = None
+        if self._deadline < inf:
+            self._deadline_timer = self._loop.call_at(self._deadline, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        self._deadline_timer = None
+        self._deadline_timer, self._deadline = None, inf
         now = self._loop.time()
         concluded = self.events.concluded
         idle_s = min(self.channel.timers.idle, USAGE_WAIT_S) if concluded else self.channel.timers.idle
         idle_at = self._last_read_at + idle_s
         if self._stall_timer is not None or self._source.queued:
             idle_at = now + idle_s  # it is not the upstream that is slow
-        if self.state is RelayState.COLLECTING:
+        if self.state is _COLLECTING:
             self.end(EndReason.LATE)
         elif now >= self._total_deadline:
             self.end(EndReason.COMPLETE if concluded else EndReason.TOTAL)
@@ -414,6 +430,25 @@ class Relay:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+class Relays(set[Relay]):
+    """The relays in progress. Most last no longer than a moment, and need no timer of their own."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def add(self, relay: Relay) -> None:
+        """Take a relay, and let it set its timer in a moment."""
+        super().add(relay)
+        relay.watched = False
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MOMENT_S, self._watch)
+
+    def _watch(self) -> None:
+        self._timer = None
+        for relay in self:
+            if not relay.watched:
+                relay.watch()
 
 
 class Gathering:

@@ -68,7 +68,7 @@ PHASES: Final[dict[str, str]] = {
     "E upstream's request": "Body.upstream Endpoint.message",
     "F relay: set up": "UpstreamCall._relay",
     "G head of the answer": "UpstreamCall._begin",
-    "H conclude, meter": "UpstreamCall._answer UpstreamCall._conclude meter_stream conclude",
+    "H conclude, meter": "UpstreamCall._answer meter_stream conclude",
     "I chain out: mechanics": """
         ExchangeRunner._end Chain.end run_end_hooks EndHooks.run EndHooks._submit
         EndHooks._receive EndHooks._read end_by_plan _replies_to Plugin.end_step""",
