@@ -4,9 +4,8 @@ from gateway.base cimport search
 
 cdef class Chunk:
     cdef public frozenset finished
-    cdef public object counts
+    cdef public object counts, id
     cdef public bint empty, error, only_usage, raises
-    cdef public bytes id
     cdef public str service_tier
 
 @cython.locals(at=Py_ssize_t, first=Py_ssize_t, name=bytes)

@@ -170,7 +170,7 @@ class Chunk:
         counts: Counts | None,
         empty: bool = False,
         only_usage: bool = False,
-        id: bytes = b"null",  # noqa: A002
+        id: bytes | msgspec.Raw = b"null",  # noqa: A002
         service_tier: str = "",
         error: bool = False,
         raises: bool = False,
@@ -219,7 +219,7 @@ def read(name: bytes, data: bytes) -> Chunk:
         counts,
         empty,
         empty and (counts is not None or chunk.usage != _NULL),
-        bytes(chunk.id),
+        chunk.id,
         "" if chunk.service_tier is _NULL else id_text(bytes(chunk.service_tier)),
     )
 
@@ -294,18 +294,18 @@ def completion_id(events: bytes) -> str:
     if match := FIRST_ID.match(events):
         return match[1].decode()
     data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
-    return id_text(bytes((_decode(_chunk, data) or _NO_CHUNK).id))
+    return id_text((_decode(_chunk, data) or _NO_CHUNK).id)
 
 
 def service_tier(events: bytes) -> str:
     """Return the service tier that the first of some events with data names; empty where it names none."""
-    if events.find(b'"service_tier"') < 0:
+    if search.find(events, b'"service_tier"', 0, len(events)) < 0:
         return ""
     data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
     return id_text(bytes((_decode(_chunk, data) or _NO_CHUNK).service_tier))
 
 
-def id_text(value: bytes) -> str:
+def id_text(value: bytes | msgspec.Raw) -> str:
     """Return an id that is JSON as text; empty for one that is not 1 to 128 visible ASCII characters without escapes."""
     match = _ID.fullmatch(value)
     return match[1].decode() if match else ""

@@ -7,9 +7,9 @@ before it that it has held back. Texts are the strings of a message, and `text` 
 says what a thing is. What is held back is sent with the event that finishes its choice, that says something else in it, or before
 `[DONE]`. An event of which no text changes stays as it is, to the byte; of one that changes, the log probabilities are left out.
 
-Before that, the channel's credentials are replaced wherever they occur in the bytes of events, however reads split them
-(`Redaction`), in the forms of `Channel.scrubbed`. One that an upstream changes otherwise is not recognised: in another case, with
-letters written as `\\uXXXX`, or split over the texts of two events.
+Before that, `gateway.proxy.relay.Redaction` replaces the channel's credentials wherever they occur in events, however
+reads split them, in the forms of `Channel.scrubbed`. One that an upstream changes otherwise is not recognised: in another case,
+with letters written as `\\uXXXX`, or split over the texts of two events.
 
 `EndReason` is why a relay ended, and what that means for a caller that has had the first byte.
 """
@@ -17,9 +17,8 @@ letters written as `\\uXXXX`, or split over the texts of two events.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -28,10 +27,9 @@ from gateway.base.errors import Refused
 from gateway.base.log import log
 from gateway.chain.entry import origin_of
 from gateway.chat.answers import KINDS, NO_TEXT, Delta, WholeAnswer
-from gateway.chat.events import END, EventStream, WatchedEvents, whole_up_to
+from gateway.chat.events import END, WatchedEvents, whole_up_to
 from gateway.chat.request import decode
-from gateway.chat.sse import QUOTE, parse_event, whole_events
-from gateway.chat.tokens import ALL
+from gateway.chat.sse import parse_event, whole_events
 from gateway.domain.exchange import Exchange, Outcome
 from gateway.proxy import failure
 from gateway.proxy.translation import encoded
@@ -238,10 +236,10 @@ class ChunkHooks:
         """Why the stream ended, once something is withheld."""
         return EndReason.STOPPING if self.failure is None else EndReason.PLUGIN
 
-    def deliverable(self, chunk: bytes, events: WatchedEvents, secrets: Redaction | None = None) -> bytes:
+    def deliverable(self, chunk: bytes, events: WatchedEvents, held: int = 0) -> bytes:
         """Return what the plugins make of the whole events that `events` relayed last. It may be empty.
 
-        `secrets` has replaced some of their bytes, and holds an end of them back.
+        `held`: how many bytes at their end `Redaction` holds back.
         """
         exchange, passed, changed = self._exchange, chunk, None
         for name, hook in self._hooks:
@@ -268,7 +266,7 @@ class ChunkHooks:
             events.withdraw(sum(1 for _ in whole_events(passed + END)) if passed else 0)
             self.at_boundary = bool(passed) or self.at_boundary
         else:
-            events.deliver(0 if secrets is None else secrets.held)
+            events.deliver(held)
             self.at_boundary = events.at_boundary
         return changed if passed and changed is not None else passed
 
@@ -301,56 +299,6 @@ class AnswerHooks(NamedTuple):
         run_response_hooks(exchange, self.responses)
         wire = exchange.request.operation.wire
         return rewritten(exchange, self.deltas, text) if wire is not None and wire.rewrites else text
-
-
-@lru_cache(16)
-def _secrets_of(credentials: tuple[str, ...]) -> tuple[tuple[bytes, ...], int]:
-    """Return the secrets, and how many novel bytes of a text may contain one. One with a quote may begin before the text."""
-    secrets = tuple([credential.encode() for credential in credentials])
-    return secrets, min([0 if QUOTE in secret else len(secret) for secret in secrets], default=ALL + 1)
-
-
-class Redaction:
-    """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
-
-    __slots__ = ("_events", "_tail", "secrets", "shortest")
-
-    def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
-        self._events = events
-        self._tail = b""
-        self.secrets, self.shortest = _secrets_of(tuple(credentials))
-
-    @property
-    def held(self) -> int:
-        """How many bytes are held back."""
-        return len(self._tail)
-
-    def redact_whole(self, whole: bytes) -> bytes:
-        """Replace the secrets in `whole`, and hold back an end of it in which one may be split. That end is not counted yet."""
-        whole = self._redact(self._take_held() + whole)
-        if not self._events.at_boundary:
-            # Part of an event that is too long to wait for: a secret may be split here.
-            keep = max(1, *(len(secret) - 1 for secret in self.secrets))
-            whole, self._tail = whole[:-keep], whole[-keep:]
-            self._events.output.add_unread(-len(self._tail))
-        return whole
-
-    def redact_rest(self, rest: bytes) -> bytes:
-        """Replace the secrets in the rest of the stream, after the bytes that were held back."""
-        return self._redact(self._take_held() + rest)
-
-    def _take_held(self) -> bytes:
-        held, self._tail = self._tail, b""
-        if held:
-            self._events.output.add_unread(len(held))
-        return held
-
-    def _redact(self, data: bytes) -> bytes:
-        for secret in self.secrets:
-            if data.find(secret) >= 0:  # `in` would raise and drop an exception
-                data = data.replace(secret, REDACTED)
-                self._events.template.forget()
-        return data
 
 
 class EndReason(Enum):

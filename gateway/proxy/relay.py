@@ -16,21 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.base import crash_points
+from gateway.base import crash_points, search
 from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
-from gateway.chat.sse import parse_event, whole_events
+from gateway.chat.sse import QUOTE, parse_event, whole_events
+from gateway.chat.tokens import ALL
 from gateway.config.channel import Channel
 from gateway.domain.exchange import Exchange
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import COMPLETE, STOPPING, ChunkHooks, EndReason, Redaction
+from gateway.proxy.chunk_hooks import COMPLETE, REDACTED, STOPPING, ChunkHooks, EndReason
 from gateway.proxy.translation import Translation
 
 if TYPE_CHECKING:
@@ -80,6 +81,56 @@ class Source(Protocol):
 
     def release(self, *, at_end: bool) -> None:
         """Give nothing any more. `at_end`: the answer is complete, but for its framing."""
+
+
+@lru_cache(16)
+def _secrets_of(credentials: tuple[str, ...]) -> tuple[tuple[bytes, ...], int]:
+    """Return the secrets, and how many novel bytes of a text may contain one. One with a quote may begin before the text."""
+    secrets = tuple([credential.encode() for credential in credentials])
+    return secrets, min([0 if QUOTE in secret else len(secret) for secret in secrets], default=ALL + 1)
+
+
+class Redaction:
+    """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
+
+    __slots__ = ("_events", "_tail", "secrets", "shortest")
+
+    def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
+        self._events = events
+        self._tail = b""
+        self.secrets, self.shortest = _secrets_of(tuple(credentials))
+
+    @property
+    def held(self) -> int:
+        """How many bytes are held back."""
+        return len(self._tail)
+
+    def redact_whole(self, whole: bytes) -> bytes:
+        """Replace the secrets in `whole`, and hold back an end of it in which one may be split. That end is not counted yet."""
+        whole = self._redact(self._take_held() + whole)
+        if not self._events.at_boundary:
+            # Part of an event that is too long to wait for: a secret may be split here.
+            keep = max(1, max(map(len, self.secrets)) - 1)
+            whole, self._tail = whole[:-keep], whole[-keep:]
+            self._events.output.add_unread(-len(self._tail))
+        return whole
+
+    def redact_rest(self, rest: bytes) -> bytes:
+        """Replace the secrets in the rest of the stream, after the bytes that were held back."""
+        return self._redact(self._take_held() + rest)
+
+    def _take_held(self) -> bytes:
+        held, self._tail = self._tail, b""
+        if held:
+            self._events.output.add_unread(len(held))
+        return held
+
+    def _redact(self, data: bytes) -> bytes:
+        for secret in self.secrets:
+            if search.find(data, secret, 0, len(data)) >= 0:
+                data = data.replace(secret, REDACTED)
+                self._events.template.forget()
+        return data
 
 
 class Relay:
@@ -336,7 +387,7 @@ class Relay:
         """Return the part of whole events that the plugins let pass. Where a plugin ends the stream, the relay ends."""
         if self.hooks is None or not whole:
             return whole
-        passed = self.hooks.deliverable(whole, self.events, self._secrets)  # type: ignore[arg-type]
+        passed = self.hooks.deliverable(whole, self.events, self._secrets.held)  # type: ignore[arg-type]
         if self.hooks.withheld:
             self.failure = self.hooks.failure
             self.end(self.hooks.reason)

@@ -202,11 +202,6 @@ class ChannelBreaker:
         if self._channels[candidate.name].answered(request_id, after_s):
             self._changed.set()
 
-    def succeeded(self, candidate: Candidate, account: str) -> None:
-        """Note that a call of the account succeeded, which matters where others failed before."""
-        if self._channels[candidate.name].succeeded(account):
-            self._changed.set()
-
     def failed(
         self,
         candidate: Candidate,
@@ -225,10 +220,12 @@ class ChannelBreaker:
         self._channels[candidate.name].report.starting = True
         self._changed.set()
 
-    def left(self, candidate: Candidate, request_id: str) -> None:
-        """Note that a call is over."""
+    def left(self, candidate: Candidate, request_id: str, succeeded: str | None = None) -> None:
+        """Note that a call is over. `succeeded`: the account whose call it was, which matters where others failed before."""
         local = self._channels[candidate.name]
         local.report.in_flight -= 1
+        if succeeded is not None and local.succeeded(succeeded):
+            self._changed.set()
         if local.probe == request_id:
             local.probe, local.report.probe = "", "void"
             self._changed.set()
@@ -383,9 +380,7 @@ class AccountBreaker(CircuitBreaker):
         return await self._health.wait_s(candidates, self._account, asked_s)
 
     def left(self, candidate: Candidate, request_id: str) -> None:
-        if self._succeeding:
-            self._health.succeeded(candidate, self._account)
-        self._health.left(candidate, request_id)
+        self._health.left(candidate, request_id, self._account if self._succeeding else None)
 
 
 @lru_cache(4096)

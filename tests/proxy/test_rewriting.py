@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gateway import Delta, Exchange, Refused
 from gateway.chat.events import EventStream, WatchedEvents
-from gateway.proxy.chunk_hooks import MAX_HELD, REDACTED, ChunkHooks, DeltaHook, EndReason, Redaction, Rewriting
+from gateway.proxy.chunk_hooks import MAX_HELD, REDACTED, ChunkHooks, DeltaHook, EndReason, Rewriting
+from gateway.proxy.relay import Redaction
 from gateway.testing import exchange
 
 DONE = b"data: [DONE]\n\n"
