@@ -2,7 +2,7 @@
 
 A plan is made of an exchange that the hooks have admitted, from what the plugins at the top of the chain return of `prepare`, and
 found by the credential that was sent, the operation and the model. A request of it runs none of their hooks: their parts fill the
-holes of one script, and read its replies.
+holes of one script, and read its replies (`RequestHooks.run_plan`).
 
 1. **A part does the ordinary case alone.** Where one declines, or the store's reply is not the ordinary one, the hooks run from
    there, which decide everything.

@@ -1,5 +1,8 @@
 """The request hooks of one exchange, and the steps that they plan.
 
+A request goes one of two ways. Where `chain/plan.py` has a plan for its token and model, `run_plan` does all at once. Every other
+request, and one that its plan leaves for any reason, goes by `run`, which decides everything. The effects are the same.
+
 Hooks run in the order of the list. Steps are collected, and sent together before the next `on_request`, and when all hooks have
 run. What a plugin decides in `request_step` itself counts only once the steps above it have let the request pass. A plugin that
 says so may change the request, in its `on_request` or its `explain`.
