@@ -468,11 +468,12 @@ async def test_a_gateway_that_stops_mid_stream_records_the_request_as_stopped(tm
 async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "usage"
     async with serving(demo_in(tmp_path)) as served:
-        body = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
-        url = f"{served.base_url}/chat/completions"
+        story = "Tell me a story " * 10  # is quoted, so that the answer lasts until the worker is killed
+        body = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": story}]}
+        url, worker = f"{served.base_url}/chat/completions", worker_of(served.pid)
         async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=body) as answer:
             await answer.content.readline()
-            kill(worker_of(served.pid))
+            kill(worker)
             with suppress(aiohttp.ClientError):
                 await answer.read()
         assert await served.stop() == 0
