@@ -253,6 +253,13 @@ class ServerProtocol(BaseProtocol):
                 self._send_error(internal())
 
     def _begin_next(self) -> None:
+        """Begin with the next request, or wait until the caller has read most of the answers before it (`resume_writing`).
+
+        A caller that reads nothing would else have any number of answers made, which all stay in memory.
+        """
+        if self.writing_paused:
+            self._wait_idle()
+            return
         context = self._shared.context.copy()
         self.task = asyncio.Task(self._serve_next(), loop=self._loop, name="request", context=context)
 
@@ -275,6 +282,7 @@ class ServerProtocol(BaseProtocol):
         """Close the connection now."""
         self._close = True
         if self.transport is not None:
+            self.cut_off = True
             self.transport.close()
             self.transport = None
 
@@ -318,6 +326,8 @@ class ServerProtocol(BaseProtocol):
             self._request.set_exception(exc or ConnectionResetError("the caller closed the connection"))
         if caller is not None:
             caller.connection_lost()
+        if self.task is None:
+            self._end()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -328,6 +338,8 @@ class ServerProtocol(BaseProtocol):
         super().resume_writing()
         if self.caller is not None and self.caller.on_flow is not None:
             self.caller.on_flow(False)
+        if self.task is None and self._messages:
+            self._end() if self._close else self._begin_next()
 
     def release(self) -> None:
         """Free what only a further request needs: the parser, which keeps the last head. It is made again when it is needed."""

@@ -12,7 +12,7 @@ import pytest
 
 from gateway import Outcome
 from gateway.testing import Running
-from tests.patience import PATIENCE_S, soon
+from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import assert_ended, assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat, get, read_answer
@@ -256,6 +256,40 @@ async def test_a_caller_that_does_not_read_the_end_of_a_response_is_disconnected
         async with asyncio.timeout(PATIENCE_S):
             while tasks() - before:
                 await asyncio.sleep(0.01)
+
+
+async def test_no_more_answers_are_made_than_a_caller_reads(gateway: Running) -> None:
+    many = 8000
+    caller = Caller(gateway.port)
+    sending = asyncio.create_task(caller.send(get("/nothing") * many))
+    connections = gateway.gateway._shared.open  # type: ignore[union-attr]
+    await wait_until(lambda: any(connection.writing_paused for connection in connections))
+    await asyncio.sleep(0.3)
+    (transport,) = [connection.transport for connection in connections]
+    assert transport is not None and 0 < transport.get_write_buffer_size() < MAX_UNSENT
+    reader, writer = await asyncio.open_connection(sock=caller.socket)
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(many):
+            assert (await read_answer(reader)).status == 404
+        await sending
+    writer.close()
+
+
+async def test_a_request_behind_an_answer_that_is_not_read_is_not_begun(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.proxy.caller.UNREAD_S", 1.0)
+    script: list[Step] = [CHUNKED + chunk(WORDS[1].replace(b"word0", b"x" * 900_000)) + chunk(STREAM) + LAST]
+    async with between(script, serve) as (gateway, upstream, caller):
+        token = await gateway.token()
+        before = tasks()
+        await caller.send(chat(token) + chat(token) + get("/v1/models", token))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(records := await end_records(gateway)) < 3:
+                await asyncio.sleep(0.01)
+        assert [record.outcome for record in records] == [Outcome.COMPLETED, GONE, GONE]
+        assert len(upstream.requests) == 1
+        await assert_released(gateway, upstream, before, 1)
 
 
 async def test_requests_sent_while_a_stream_runs_are_answered_in_order(serve: Serve) -> None:
