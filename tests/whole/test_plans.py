@@ -124,6 +124,8 @@ CHANGES: Final[dict[str, tuple[Change, int]]] = {
     "models of the account": (lambda store: store.accounts.change("tester", models=["tiered"]), 404),
     "addresses of the token": (lambda store: _change_token(store, addresses=["10.0.0.0/8"]), 403),
     "expiry": (lambda store: _change_token(store, expires_at=1), 401),
+    "rotation": (lambda store: _of_token(store, store.tokens.rotate, 0), 401),
+    "balance": (lambda store: store.wallet.adjust("tester", "correction", -(10**9), "a test"), 402),
 }
 """What a plan rests on, and with which status the next request is answered."""
 
@@ -230,7 +232,7 @@ async def test_the_next_request_knows_of_each_change(
     assert (await gateway.store.accounts.get("tester")).holds == 0  # type: ignore[union-attr]
 
 
-async def test_a_reload_changes_the_price_of_the_next_request(
+async def test_a_reload_changes_price_and_models_of_the_next_request(
     gateway: Running, upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, hooks = await gateway.token(), counted_hooks(monkeypatch)
@@ -244,6 +246,11 @@ async def test_a_reload_changes_the_price_of_the_next_request(
                 hooks.clear()
                 charges.append(await charge_of(gateway, (await gateway.ask(token)).headers["x-request-id"]))
             assert hooks == []
+        without = json.loads(document(upstream.base_url))
+        del without["models"]["words"], without["models"]["helped"], without["aliases"]
+        (tmp_path / "gateway.yaml").write_text(json.dumps(without))
+        assert await reloader.run_once()
+        assert (await gateway.ask(token)).status == 404
     assert charges[0] == charges[2] < charges[3] == charges[5]
 
 
