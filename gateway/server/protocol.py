@@ -285,6 +285,8 @@ class ServerProtocol(BaseProtocol):
             self.cut_off = True
             self.transport.close()
             self.transport = None
+        if self.task is None:
+            self._end()
 
     def _wait_idle(self) -> None:
         """Close the connection if it carries no request for the time that the port says."""
@@ -579,9 +581,9 @@ class ServerProtocol(BaseProtocol):
         self._refuse(head_too_slow())
 
     def _refuse(self, error: Refused) -> None:
-        """Write the error and close. During an exchange nothing is written: the connection closes after it."""
+        """Write the error and close. While requests wait or are served nothing is written: the connection closes then."""
         transport = self.transport
-        busy = self.task is not None
+        busy = self.task is not None or bool(self._messages)
         self.close()
         if transport is None or busy:
             return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from random import Random
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -60,33 +60,26 @@ class Upstream:
     """An upstream that plays the answers that it is given, the last of them again and again, and keeps what it has received."""
 
     def __init__(self) -> None:
+        self.base_url = ""
         self.received: list[bytes] = []
         self._answers: Sequence[Answer] = ()
-        self._server: asyncio.Server | None = None
         self._open: set[asyncio.Transport] = set()
 
-    @property
-    def base_url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+    @classmethod
+    @asynccontextmanager
+    async def listening(cls) -> AsyncIterator[Self]:
+        """Yield an upstream on a free port."""
+        upstream = cls()
+        server = await asyncio.get_running_loop().create_server(lambda: Answering(upstream), "127.0.0.1", 0)
+        upstream.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with server:
+            yield upstream
+            for transport in list(upstream._open):
+                transport.abort()
 
     def play(self, answers: Sequence[Answer]) -> None:
         """Begin with the first of these answers, and keep what comes from now on."""
         self.received, self._answers = [], answers
-
-    async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Answering(self), "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for transport in list(self._open):
-            transport.abort()
-        await self._server.wait_closed()
 
     def answer(self, request: bytes) -> Answer:
         self.received.append(request)

@@ -76,19 +76,23 @@ OF_TOKENS: Final[tuple[dict[str, Any], ...]] = (
 )
 
 
-def document(base_url: str) -> str:
-    """Return a configuration of models with prices of all kinds, whose plugins allow few refusals."""
-    model: dict[str, object] = {"input": 1, "output": 2, "max_output_tokens": 100}
+def priced_models(price: int = 1) -> dict[str, object]:
+    """Return models with one price and with several, of which one is free, served by the channels `fake` and `other`."""
+    model: dict[str, object] = {"input": price, "output": 2, "max_output_tokens": 100}
     tiers = [{"above": 40, "input": 3, "output": 4}]
-    models = {
+    return {
         "words": {**model, "channels": ["fake"]},
         "tiered": {**model, "tiers": tiers, "channels": [{"use": "fake", "cost": {"input": 0.5, "output": 1}}]},
         "fast": {**model, "service_tiers": {"priority": 2}, "channels": ["fake"]},
         "two": {**model, "request": 0.001, "channels": ["fake", "other"]},
         "helped": {**model, "fallback": ["words"], "channels": ["fake", "other"]},
         "free": {"free": True, "channels": ["fake"]},
-        "vectors": {"input": 1, "output": 1, "channels": ["vectors"]},
     }
+
+
+def document(base_url: str) -> str:
+    """Return a configuration of models with prices of all kinds, whose plugins allow few refusals."""
+    models = {**priced_models(), "vectors": {"input": 1, "output": 1, "channels": ["vectors"]}}
     channel = {"base_url": base_url, "api_key": "key-of-the-channel"}
     return json.dumps(
         {
@@ -413,7 +417,7 @@ async def compared(folder: Path, seed: int) -> AsyncIterator[Comparison]:
     """Yield a comparison, with two gateways that serve meanwhile."""
     async with AsyncExitStack() as stack:
         move = stack.enter_context(standing_still())
-        upstream = await stack.enter_async_context(Upstream())
+        upstream = await stack.enter_async_context(Upstream.listening())
         ways = []
         for name in ("plans", "hooks"):
             own = folder / name

@@ -292,6 +292,27 @@ async def test_a_request_behind_an_answer_that_is_not_read_is_not_begun(
         await assert_released(gateway, upstream, before, 1)
 
 
+@pytest.mark.parametrize("end", ["a stop", "a head that takes too long"])
+async def test_a_request_behind_an_answer_that_is_not_read_has_its_record_and_no_other_answer(
+    serve: Serve, end: str
+) -> None:
+    script: list[Step] = [CHUNKED + chunk(WORDS[1].replace(b"word0", b"x" * 900_000)) + chunk(STREAM) + LAST]
+    more = "port: {drain: 0.1, head_timeout: 0.3}"
+    async with between(script, serve, more=more) as (gateway, _, caller):
+        token = await gateway.token()
+        await caller.send(chat(token) + get("/v1/models", token) + get("/v1/models", token)[:30])
+        assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
+        if end == "a stop":
+            await gateway.gateway.drain()
+        else:
+            await asyncio.sleep(1)
+            reader, writer = await asyncio.open_connection(sock=caller.socket)
+            assert (await reader.read()).count(b"HTTP/1.1 ") == 1
+            writer.close()
+        assert len(records := await end_records(gateway)) == 2
+        assert (records[1].outcome, records[1].error_code) == (Outcome.REFUSED, "service_unavailable")
+
+
 async def test_requests_sent_while_a_stream_runs_are_answered_in_order(serve: Serve) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM[:300]), 0.1, chunk(STREAM[300:]) + LAST]
     async with between(script, serve) as (gateway, upstream, _):

@@ -26,7 +26,7 @@ from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.usage_logger import UsageLogger
-from tests.fuzz.plans import compare
+from tests.fuzz.plans import compare, priced_models
 from tests.patience import PATIENCE_S
 from tests.whole import raw
 from tests.whole.test_revocation_early import charge_of
@@ -38,23 +38,13 @@ LIMITS: Final = {"requests_per_minute": 100_000, "concurrent": 50}
 
 
 def document(base_url: str, chain: tuple[str, ...] = CHAIN, price: int = 1) -> str:
-    """Return a configuration of models with one price and with several, of which one is free."""
-    tiers = [{"above": 40, "input": 3, "output": 4}]
-    model = {"input": price, "output": 2, "max_output_tokens": 100}
-    models = {
-        "words": {**model, "channels": ["fake"]},
-        "tiered": {**model, "tiers": tiers, "channels": [{"use": "fake", "cost": {"input": 0.5, "output": 1}}]},
-        "fast": {**model, "service_tiers": {"priority": 2}, "channels": ["fake"]},
-        "two": {**model, "request": 0.001, "channels": ["fake", "other"]},
-        "helped": {**model, "fallback": ["words"], "channels": ["fake", "other"]},
-        "free": {"free": True, "channels": ["fake"]},
-    }
+    """Return a configuration of `priced_models`."""
     channel = {"base_url": base_url, "api_key": "key-of-the-channel"}
     uses = [{"use": name, "with": LIMITS} if name == "rate-limit" else {"use": name} for name in chain]
     return json.dumps(
         {
             "channels": {"fake": channel, "other": channel},
-            "models": models,
+            "models": priced_models(price),
             "aliases": {"alias": "words"},
             "groups": {"default": {}, "vip": {"ratio": 3}},
             "store": {"timeout": PATIENCE_S},
