@@ -43,13 +43,9 @@ async def books(tmp_path: Path, upstream: FakeUpstream) -> AsyncIterator[Books]:
 
 
 async def answers(books: Books) -> list[Answer]:
-    """Send one request after the other until one is refused with 503, or nobody listens any more, and return the responses.
-
-    A connection that waits in the kernel's queue at the stop is reset. A request that was read before has a record without an answer
-    then, which fails the test.
-    """
+    """Send one request after the other until one is refused with 503, or nobody listens any more, and return the responses."""
     received: list[Answer] = []
-    with suppress(ConnectionRefusedError, ConnectionResetError):
+    with suppress(ConnectionRefusedError, ConnectionResetError):  # of a queue at the stop; what was read has a record
         while not received or received[-1].status != 503:
             received.append(await ask(books.port, chat(books.token)))
     return received
