@@ -39,6 +39,7 @@ from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
+from gateway.usage.database import UsageFiles
 from gateway.usage.log import UsageLog
 from gateway.usage.sink import Sink
 
@@ -214,13 +215,13 @@ class Running:
 
     async def write_usage(self) -> None:
         """Write the usage log into its files, which `services.spent` reads. In a gateway, a process of its own does it."""
-        usage = UsageLog(self.store.client, self.store.usage.folder)
+        usage = UsageLog(self.store.client, UsageFiles(self.store.usage.folder))
         sink = Sink(usage, retention_months=1, crashed_after_s=3600)
         try:
             while await sink.move_batch():
                 pass
         finally:
-            sink.database.close()
+            sink.home.close()
         self.gateway.services.spending.forget()
 
 

@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
+from gateway.usage.database import UsageFiles
 from gateway.usage.home import DATABASES, Home, postgres
 from tests.patience import PATIENCE_S
 from tests.postgres import WHY_NOT, PostgresServer, binary
@@ -154,7 +155,9 @@ def database_url(postgres_server: PostgresServer) -> Iterator[str]:
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     """Return a home of the usage log: one of each kind, for all tests of the log."""
     folder = tmp_path / "usage"
-    return folder if request.param == "sqlite" else postgres(request.getfixturevalue("database_url"), folder)
+    return (
+        UsageFiles(folder) if request.param == "sqlite" else postgres(request.getfixturevalue("database_url"), folder)
+    )
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from uuid_utils import uuid7
 from gateway.base.ids import arrival_ms, utc
 from gateway.domain.exchange import Outcome
 from gateway.operations.operation import Operation
-from gateway.usage.database import UsageDatabase
-from gateway.usage.home import Home, Writer, writer_of
+from gateway.usage.database import UsageFiles
+from gateway.usage.home import Home
 from gateway.usage.record import AttemptRecord, Record
 from gateway.usage.sink import Sink
 
@@ -28,26 +28,26 @@ COSTED: Final[dict[str, Any]] = {
 }
 """What is recorded of a prompt that was cached in part, on a channel whose cost is known."""
 
-OPENED: Final[list[Writer]] = []
+OPENED: Final[list[Home]] = []
 """What tests have opened: closed at the end of each test."""
 
 
-def usage_database(folder: Path) -> UsageDatabase:
+def usage_database(folder: Path) -> UsageFiles:
     """Return the usage log of a folder, to be written by a test. It is closed when the test ends."""
-    OPENED.append(database := UsageDatabase(folder))
+    OPENED.append(database := UsageFiles(folder))
     return database
 
 
-def writer(home: Home) -> Writer:
+def writer(home: Home) -> Home:
     """Return the writer of a home. It is closed when the test ends."""
-    OPENED.append(writer_of(home))
+    OPENED.append(home)
     return OPENED[-1]
 
 
 def usage_sink(*arguments: Any, **named: Any) -> Sink:
     """Return a sink that a test runs itself. Its database is closed when the test ends."""
     sink = Sink(*arguments, **named)
-    OPENED.append(sink.database)
+    OPENED.append(sink.home)
     return sink
 
 
@@ -82,7 +82,7 @@ def end(arrival: Record, **changes: Any) -> Record:
     return msgspec.structs.replace(arrival, **{**served, **changes})
 
 
-def close_open(database: Writer, before_ms: int) -> int:
+def close_open(database: Home, before_ms: int) -> int:
     """Close the open requests that arrived before, as the sink does; return how many."""
     lost = database.open_requests(before_ms, (), 100_000)
     database.write([msgspec.structs.replace(record, outcome=Outcome.GATEWAY_CRASHED) for record in lost])

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from gateway.alerts.alerts import Alerts
@@ -116,8 +115,7 @@ class Store:
             yield store
         finally:
             store.journal.close()
-            if not isinstance(store.usage.home, Path):
-                store.usage.home.close()
+            store.usage.home.close()
             await client.close()
             await settling.close()
 

@@ -95,8 +95,8 @@ def check(
         "bound": None if report.exposure is None else str(report.exposure),
         "warnings": report.warnings + store_notes,
     }
-    if not isinstance(home := home_of(loaded.config), Path):
-        result["usage_log"] = f"PostgreSQL {home.version()}"
+    if version := home_of(loaded.config).version():
+        result["usage_log"] = f"PostgreSQL {version}"
     if as_json:
         print_json(result)
     else:

@@ -262,6 +262,7 @@ def move_(config: ConfigOption = None, yes: YesOption = False) -> None:
 
 async def _move(store: Store, settings: Config, yes: bool) -> dict[str, tuple[int, int]]:
     from gateway.serve.serve import InstanceLock
+    from gateway.usage.database import UsageFiles
     from gateway.usage.gateways import Membership
     from gateway.usage.home import postgres
     from gateway.usage.move import move
@@ -273,7 +274,9 @@ async def _move(store: Store, settings: Config, yes: bool) -> dict[str, tuple[in
         if await membership.other_database() and not yes:
             await asyncio.to_thread(confirm, "The gateways log to another database, which is left as it is. Go on?")
         with progress() as show:
-            found = await asyncio.to_thread(move, home.folder, home, lambda done: show(counted(done, "request")))
+            found = await asyncio.to_thread(
+                move, UsageFiles(home.folder), home, lambda done: show(counted(done, "request"))
+            )
         async with noted(store, "usage.move", months=", ".join(found)):
             await membership.take()
     finally:

@@ -59,7 +59,7 @@ def existing_folder(config: Config) -> Path:
 def usage_home(config: Config) -> Home:
     """Return the home of the usage log, whose files may have been copied without a store. Raises `NoStore`."""
     home = home_of(config)
-    if isinstance(home, Path) and not home.exists():
+    if not home.shared and not home.folder.exists():
         existing_folder(config)
     return home
 

@@ -22,7 +22,7 @@ from gateway.store.money.audit import AccountAudit, Resolved
 from gateway.usage import queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.gateways import Others
-from gateway.usage.home import Home, months
+from gateway.usage.home import Home
 from gateway.usage.record import charge_of
 from gateway.usage.stream import DROPPED
 from gateway.usage.sums import Selected, grouped
@@ -64,7 +64,7 @@ class Coverage(msgspec.Struct, frozen=True):
         """Return the present coverage. Raises `StoreAway`."""
         usage = store.usage
         waiting = await usage.length() + usage.spool.count()
-        found = await asyncio.to_thread(months, usage.home)
+        found = await asyncio.to_thread(usage.home.months)
         dropped = bytes(await usage.client.call("GET", DROPPED) or b"").decode()
         return cls(usage.home, frozenset(found), await usage.known(), waiting, dropped)
 

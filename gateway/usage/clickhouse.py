@@ -13,14 +13,12 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from gateway.base import durable
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.log import log
 from gateway.config.schema import Config
@@ -35,7 +33,6 @@ VIEW: Final = "sluicegate_days"
 BATCH: Final = 5000
 POLL_S: Final = 1.0
 RETRY_S: Final = 5.0
-PLACE: Final = "clickhouse.place"
 
 _TYPES: Final = {
     "arrived_at": "DateTime64(3, 'UTC')",
@@ -152,22 +149,20 @@ class Copier:
         if not self._prepared:
             await self._database.create_tables()
             self._prepared = True
-        if isinstance(self._home, Path):
-            return await self._copy(self._home)
         with self._home.alone(LOCK) as alone:
-            return await self._copy(self._home) if alone else 0
+            return await self._copy() if alone else 0
 
-    async def _copy(self, home: Home) -> int:
-        cursor = await asyncio.to_thread(_copied, home)
+    async def _copy(self) -> int:
+        cursor = await asyncio.to_thread(self._home.copied)
         try:
-            tail = queries.Tail(home, cursor or queries.START)
+            tail = queries.Tail(self._home, cursor or queries.START)
         except ValueError:
             log.error("clickhouse_place_damaged", instead="all is copied again, each request once")
-            tail = queries.Tail(home, queries.START)
+            tail = queries.Tail(self._home, queries.START)
         ended = await asyncio.to_thread(tail.poll, BATCH)
         if ended:
             await self._database.insert([record for _, record in ended])
-            await asyncio.to_thread(_copied, home, tail.cursor)
+            await asyncio.to_thread(self._home.copied, tail.cursor)
         return len(ended)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -203,16 +198,6 @@ def _decode(line: bytes) -> Record:
         values[name] = msgspec.json.decode(values[name])
     values["arrived_at"] = values["arrived_at"].replace(" ", "T") + "Z"
     return msgspec.convert(values, Record)
-
-
-def _copied(home: Home, cursor: str | None = None) -> str:
-    """Return up to which cursor all is copied; with `cursor`, keep that. Blocks."""
-    if not isinstance(home, Path):
-        return home.copied(cursor)
-    position = home / PLACE
-    if cursor is not None:
-        durable.write(position, cursor.encode())
-    return position.read_bytes().decode(errors="replace") if position.exists() else ""
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from gateway.base import durable
 from gateway.base.ids import LAST_MS, utc
 from gateway.base.log import log
-from gateway.usage.home import Home, folder_of
+from gateway.usage.home import Home
 
 AWAY: Final = "away.json"
 READ: Final = "reader.time"
@@ -78,7 +78,7 @@ def notes(
     home: Home, since_ms: int | None = None, until_ms: int | None = None, *, with_hosts: bool = True
 ) -> list[str]:
     """Return a sentence for each reason why an answer about this time may lack requests. `until_ms` is exclusive. Blocks."""
-    folder, found = folder_of(home), list[str]()
+    folder, found = home.folder, list[str]()
     late = late_since(folder)
     if late is not None and _touches(late, LAST_MS, since_ms, until_ms):
         found.append(f"requests that arrived or ended after {utc(late)} may be missing here: {LATE}")

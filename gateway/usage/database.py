@@ -99,6 +99,8 @@ _LAST: Final = "SELECT coalesce(max(number), 0) FROM requests"
 _SOME: Final = "SELECT * FROM requests WHERE number >= ? ORDER BY number LIMIT 1"
 
 MARK: Final = ".damaged-"
+PLACE: Final = "clickhouse.place"
+"""The file with the cursor up to which the log is copied elsewhere."""
 SUFFIXES: Final = ("", "-wal", "-shm")
 """What follows the name of a database in the names of its files."""
 
@@ -109,11 +111,14 @@ SUSPECT: Final = ".suspect"
 """What follows the name of a database in the name of an empty file with which a reader reports damage to the writer."""
 
 
-class UsageDatabase:
-    """The writer of a folder's files. One process at a time writes; any number may read at the same time."""
+class UsageFiles:
+    """The files of a folder. One process at a time writes, in one thread; any number may read at the same time."""
+
+    shared: Final = False
 
     def __init__(self, folder: Path) -> None:
-        self.home = self.folder = folder
+        """Nothing is opened before the first call."""
+        self.folder = folder
         self._checked = time.monotonic()
         self._files: dict[str, tuple[int, sqlite3.Connection]] = {}
 
@@ -126,8 +131,57 @@ class UsageDatabase:
             self._in(month, partial(write, arrivals=arrivals, ends=ends))
 
     def months(self) -> list[str]:
-        """Return the months that have a file, the oldest first. Raises `UnusableFile`."""
-        return months(self.folder)
+        """Return the months that have a file, the oldest first. Raises `UnusableFile` for what is no folder."""
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UnusableFile(f"usage: cannot use {self.folder}: {error.strerror}") from None
+        matches = map(FILE_NAME.fullmatch, names)
+        return sorted(match[1] for match in matches if match)
+
+    @contextlib.contextmanager
+    def opened(self, month: str) -> Iterator[File | None]:
+        """Open a month's file for reading; None where there is none, or it has no tables yet. Raises `UnusableFile`."""
+        path = path_of(self.folder, month)
+        if not (path.exists() or path.is_symlink()):
+            yield None
+            return
+        try:
+            with named(path), contextlib.closing(connected(path)) as file:
+                if ready := has_tables(file):
+                    check_columns(file, path)
+                    file.execute("BEGIN")
+                yield file if ready else None
+        except UnusableFile as error:
+            if error.damaged:
+                report(path)
+            raise
+
+    def missing(self, first: str, last: str) -> list[UnusableFile]:
+        """Return an error for each file of these months that was damaged or lost."""
+        return [lack(path) for path in files_aside(self.folder) if first <= path.name[len("usage-") :][:7] <= last]
+
+    def version(self) -> str:
+        """Return nothing: there is no server."""
+        return ""
+
+    def identity(self) -> str:
+        """Return nothing: these files are those of the gateway that has the folder."""
+        return ""
+
+    def copied(self, place: str | None = None) -> str:
+        """Return up to which cursor the log is copied elsewhere; with `place`, keep that."""
+        position = self.folder / PLACE
+        if place is not None:
+            durable.write(position, place.encode())
+        return position.read_bytes().decode(errors="replace") if position.exists() else ""
+
+    @contextlib.contextmanager
+    def alone(self, number: int) -> Iterator[bool]:
+        """Yield True: no other gateway copies from these files."""
+        yield True
 
     @staticmethod
     def now_ms() -> int:
@@ -151,7 +205,7 @@ class UsageDatabase:
         if time.monotonic() - self._checked < CHECK_S:
             return
         self._checked = time.monotonic()
-        for month in months(self.folder):
+        for month in self.months():
             reported = path_of(self.folder, month, SUSPECT)
             if reported.exists():
                 self._check(month, examine)
@@ -174,7 +228,7 @@ class UsageDatabase:
     def _in_all(self, action: Callable[[sqlite3.Connection], Result]) -> list[Result]:
         """Return the results of `action` for the files of all months, except those that cannot be used."""
         results = []
-        for month in months(self.folder):
+        for month in self.months():
             try:
                 results.append(self._in(month, action))
             except UnusableFile as error:
@@ -240,18 +294,6 @@ def by_month(records: Iterable[Record]) -> Iterator[tuple[str, list[Record], lis
 def path_of(folder: Path, month: str, suffix: str = "") -> Path:
     """Return the path of a month's file."""
     return folder / f"usage-{month}.sqlite{suffix}"
-
-
-def months(folder: Path) -> list[str]:
-    """Return the months that have a file, the oldest first. Raises `UnusableFile` for what is no folder."""
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UnusableFile(f"usage: cannot use {folder}: {error.strerror}") from None
-    matches = map(FILE_NAME.fullmatch, names)
-    return sorted(match[1] for match in matches if match)
 
 
 def month_before(month: str, count: int) -> str:
@@ -439,7 +481,7 @@ def check_columns(file: sqlite3.Connection, path: Path) -> None:
 
 def check_files(folder: Path) -> None:
     """Raise `Misconfigured` where a month's file was written by another version of the gateway. Damaged files are passed over."""
-    for month in months(folder):
+    for month in UsageFiles(folder).months():
         path = path_of(folder, month)
         with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path)) as file:
             if has_tables(file):
@@ -486,25 +528,6 @@ def examine(path: Path) -> None:
 def connected(path: Path) -> File:
     """Return a connection that only reads."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5, factory=File)
-
-
-@contextlib.contextmanager
-def opened(folder: Path, month: str) -> Iterator[File | None]:
-    """Open a month's file for reading; None where there is none, or it has no tables yet. Raises `UnusableFile`."""
-    path = path_of(folder, month)
-    if not (path.exists() or path.is_symlink()):
-        yield None
-        return
-    try:
-        with named(path), contextlib.closing(connected(path)) as file:
-            if ready := has_tables(file):
-                check_columns(file, path)
-                file.execute("BEGIN")
-            yield file if ready else None
-    except UnusableFile as error:
-        if error.damaged:
-            report(path)
-        raise
 
 
 def _damaged(path: Path, reason: str) -> UnusableFile:

@@ -14,7 +14,6 @@ import asyncio
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -23,9 +22,9 @@ import msgspec
 from gateway.base.errors import GatewayError
 from gateway.base.ids import arrival_ms, ms_of, utc
 from gateway.store.client.client import Client, Script
-from gateway.usage import database
 from gateway.usage.completeness import LONGEST_MS, SETTLED_MS, Away, held
-from gateway.usage.home import Home, folder_of
+from gateway.usage.database import UsageFiles
+from gateway.usage.home import Home
 from gateway.usage.record import Record
 from gateway.usage.stream import GATEWAYS, HEARD, HOME, short
 
@@ -129,15 +128,14 @@ class Membership:
         self._home = home
         self._settings = settings
         self._installation = installation
-        self._text = f"{FILES} {installation}" if isinstance(home, Path) else ""
+        self._text = "" if home.shared else f"{FILES} {installation}"
 
     async def say(self, files: int, *, stopped: bool = False) -> None:
         """Say that this gateway is there, and how many files its spool has.
 
         Raises `HomeTaken` where the gateways log elsewhere, `StoreAway`, and `UnusableFile` where the database does not answer.
         """
-        if not self._text:
-            self._text = f"{DATABASE} {await asyncio.to_thread(self._identity)}"
+        await self._name_home()
         about = msgspec.json.encode(
             About(socket.gethostname(), self._listen, files, stopped, settings=dict(self._settings))
         )
@@ -145,15 +143,14 @@ class Membership:
         held = (await self._client.run(_CLAIM, keys, [self._installation, self._text, about])).decode()
         if held == self._text:
             return
-        if held == f"{FILES} {self._installation}" and not database.months(folder_of(self._home)):
+        if held == f"{FILES} {self._installation}" and not UsageFiles(self._home.folder).months():
             await self.take()  # it has written nothing yet
             return
         raise HomeTaken(_refusal(held, self._text, self._installation, await gateways_of(self._client)))
 
     async def take(self) -> None:
         """Make the home of this gateway that of all."""
-        if not self._text:
-            self._text = f"{DATABASE} {await asyncio.to_thread(self._identity)}"
+        await self._name_home()
         await self._client.call("SET", HOME, self._text)
 
     async def leave(self) -> None:
@@ -169,10 +166,11 @@ class Membership:
         held = (await self._client.call("GET", HOME) or b"").decode()
         if held.startswith(FILES) and held != f"{FILES} {self._installation}":
             raise HomeTaken(_refusal(held, DATABASE, self._installation, await gateways_of(self._client)))
-        return held.startswith(DATABASE) and held != f"{DATABASE} {await asyncio.to_thread(self._identity)}"
+        return held.startswith(DATABASE) and held != f"{DATABASE} {await asyncio.to_thread(self._home.identity)}"
 
-    def _identity(self) -> str:
-        return "" if isinstance(self._home, Path) else self._home.identity()
+    async def _name_home(self) -> None:
+        if not self._text:
+            self._text = f"{DATABASE} {await asyncio.to_thread(self._home.identity)}"
 
 
 def _refusal(held: str, wanted: str, installation: str, gateways: Iterable[KnownGateway]) -> str:
@@ -330,7 +328,7 @@ async def others_of(client: Client, home: Home, installation: str, spooled: int)
     if spooled:
         unread.append(f"{spooled} files of records wait in the spool of this gateway: they are read while it runs")
     kind, _, name = (held_by or b"").decode().partition(" ")
-    if isinstance(home, Path) and kind and name != installation:
+    if kind and not home.shared and name != installation:
         first = next((each.name for each in found if each.installation == name), short(name))
         unread.append(
             "the gateways of this store log to PostgreSQL, which the file here does not name in `usage.database`"

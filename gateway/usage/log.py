@@ -31,7 +31,7 @@ from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
 from gateway.store.client.steps import HOLE, Declared, Step
 from gateway.usage.gateways import Others, others_of
-from gateway.usage.home import Home, folder_of
+from gateway.usage.home import Home
 from gateway.usage.record import PreparedRecord, Record, WrittenRecord, caller_of, encode, line_of
 from gateway.usage.search import Search, SearchResult
 from gateway.usage.stream import Spool, id_of, installation_of, short, streams_of
@@ -73,7 +73,7 @@ class UsageLog:
     ) -> None:
         self.client = client
         self.home = home
-        self.folder = folder = folder_of(home)
+        self.folder = folder = home.folder
         self.streams = streams_of(client)
         self._only = self.streams[0] if len(self.streams) == 1 else ""
         self.spool = Spool(folder / "spool")

@@ -17,32 +17,32 @@ import msgspec
 from gateway.base import durable
 from gateway.base.errors import GatewayError
 from gateway.usage import queries
-from gateway.usage.database import record_of
-from gateway.usage.home import Home, months, opened
+from gateway.usage.database import UsageFiles, record_of
+from gateway.usage.home import Home
 from gateway.usage.postgres import Postgres
 
 FILE: Final = "move.json"
 BATCH: Final = 5000
 
 
-def move(folder: Path, database: Postgres, progress: Callable[[int], None]) -> dict[str, tuple[int, int]]:
+def move(files: UsageFiles, database: Postgres, progress: Callable[[int], None]) -> dict[str, tuple[int, int]]:
     """Copy all months; return how many requests each has, and how many of them have ended. Blocks.
 
     `progress` is called with the requests that were copied so far. Raises `GatewayError` and `OSError`: then do it again.
     """
-    done = 0
+    done, folder = 0, files.folder
     places = _places(folder)
-    for month in months(folder):
-        while page := _ends(folder, month, places.get(month, 0)):
+    for month in files.months():
+        while page := _ends(files, month, places.get(month, 0)):
             database.write([record_of(row) for _, *row in page])
             places[month] = page[-1][0]
             durable.write(folder / FILE, msgspec.json.encode(places))
             done += len(page)
             progress(done)
-        with opened(folder, month) as part:
+        with files.opened(month) as part:
             rows = queries.select_rows(part, "WHERE outcome IS NULL", ()) if part else iter(())
             database.write(list(map(record_of, rows)))
-    found = {month: _counts(folder, month) for month in months(folder)}
+    found = {month: _counts(files, month) for month in files.months()}
     for month, counts in found.items():
         if any(there < here for here, there in zip(counts, _counts(database, month), strict=True)):
             (folder / FILE).unlink(missing_ok=True)
@@ -60,14 +60,14 @@ def _places(folder: Path) -> dict[str, int]:
         return {}
 
 
-def _ends(folder: Path, month: str, place: int) -> list[tuple[int, ...]]:
-    with opened(folder, month) as part:
+def _ends(files: UsageFiles, month: str, place: int) -> list[tuple[int, ...]]:
+    with files.opened(month) as part:
         terms = "JOIN ends USING (number) WHERE place > ? ORDER BY place LIMIT ?"
         return list(queries.select_rows(part, terms, (place, BATCH), "place, ")) if part else []  # type: ignore[arg-type]
 
 
 def _counts(home: Home, month: str) -> tuple[int, int]:
-    with opened(home, month) as part:
+    with home.opened(month) as part:
         if part is None:
             return 0, 0
         requests, ended = part.execute(f"SELECT count(*), count(outcome) FROM {part.requests}").fetchone()  # noqa: S608

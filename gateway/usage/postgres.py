@@ -97,8 +97,9 @@ class Tables:
 class Postgres:
     """A database. Any number of threads may use it. `folder` is what this gateway keeps itself, beside the database."""
 
+    shared: Final = True
+
     def __init__(self, url: str, folder: Path) -> None:
-        self.home = self
         self.folder = folder
         self._url = url
         self._idle: deque[Connection] = deque()
@@ -195,6 +196,10 @@ class Postgres:
             for name in (tables.requests, tables.days, tables.ends, tables.rollups):
                 connection.execute(f"DROP TABLE IF EXISTS {name}")
         self._known.discard(month)
+
+    def missing(self, first: str, last: str) -> list[UnusableFile]:
+        """Return nothing: the server says what it cannot read."""
+        return []
 
     def check(self) -> None:
         """Do nothing: the server looks after its files."""

@@ -23,7 +23,7 @@ from gateway.base.ids import month as month_of
 from gateway.base.log import log
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import COLUMNS, UnusableFile, record_of
-from gateway.usage.home import Home, Part, missing, months, opened
+from gateway.usage.home import Home, Part
 from gateway.usage.record import Record
 from gateway.usage.rollups import ROLLUP_SUMS, STEPS
 
@@ -65,10 +65,10 @@ def find(home: Home, id: str) -> Record | None:  # noqa: A002 - the field's name
         month = month_of(id)
     except ValueError:
         return None
-    with opened(home, month) as part:
+    with home.opened(month) as part:
         row = next(select_rows(part, "WHERE id = ?", (id,)), None) if part else None
         record = None if row is None else record_of(row)
-    if record is None and (lost := missing(home, month, month)):
+    if record is None and (lost := home.missing(month, month)):
         raise lost[-1]
     return record
 
@@ -79,8 +79,8 @@ def named(home: Home, name: str, texts: Sequence[str], most: int) -> list[Record
     Raises `UnusableFile`.
     """
     found: list[Record] = []
-    for month in sorted(months(home), reverse=True):
-        with opened(home, month) as part:
+    for month in sorted(home.months(), reverse=True):
+        with home.opened(month) as part:
             for first in range(0, len(texts), AT_ONCE):
                 if part is None:
                     break
@@ -160,13 +160,13 @@ def over_months(
 
     Where one cannot be read, its error is added to `unusable`, and the others follow; without such a list it is raised.
     """
-    for month in sorted(months(home), reverse=newest_first):
+    for month in sorted(home.months(), reverse=newest_first):
         if first <= month <= last:
-            with collecting(unusable), opened(home, month) as part:
+            with collecting(unusable), home.opened(month) as part:
                 if part:
                     yield from read(part)
     if unusable is not None:
-        unusable += missing(home, first, last)
+        unusable += home.missing(first, last)
 
 
 def equal(columns: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -197,7 +197,7 @@ class Tail:
     def poll(self, limit: int = 500) -> list[tuple[str, Record]]:
         """Return the next requests that ended, up to `limit` of each month, each with the cursor after it."""
         with _reporting():
-            found = months(self._home)[_NEWEST]
+            found = self._home.months()[_NEWEST]
             if self._began:
                 return [entry for month in found for entry in self._ends(month, limit)]
             self._begin()
@@ -207,11 +207,11 @@ class Tail:
         """Begin with what ends from now on, unless it has begun."""
         if not self._began:
             with _reporting():
-                self._places = {month: self._last_place(month) for month in months(self._home)[_NEWEST]}
+                self._places = {month: self._last_place(month) for month in self._home.months()[_NEWEST]}
                 self._began = True
 
     def _last_place(self, month: str) -> int:
-        with _reporting(), opened(self._home, month) as part:
+        with _reporting(), self._home.opened(month) as part:
             if part is None:
                 return 0
             (place,) = part.execute(f"SELECT coalesce(max(place), 0) FROM {part.ends}").fetchone()  # noqa: S608
@@ -219,7 +219,7 @@ class Tail:
         return 0
 
     def _ends(self, month: str, limit: int) -> Iterator[tuple[str, Record]]:
-        with _reporting(), opened(self._home, month) as part:
+        with _reporting(), self._home.opened(month) as part:
             if part is None:
                 return
             terms = f"JOIN {part.ends} AS ended USING ({part.key}) WHERE place > ? ORDER BY place LIMIT ?"
@@ -327,10 +327,10 @@ def page(
     """
     found, before, unread = RequestList([]), min(wanted.after or _AFTER_ALL_IDS, wanted.highest), most or MAX_SCANNED
     first, last = _month(wanted.lowest, _FIRST_MONTH), _month(before, _LAST_MONTH)
-    for month in sorted(months(home), reverse=True) if wanted.account != "" else ():
+    for month in sorted(home.months(), reverse=True) if wanted.account != "" else ():
         if not first <= month <= last:
             continue
-        with collecting(unusable), opened(home, month) as part:
+        with collecting(unusable), home.opened(month) as part:
             if part is None:
                 continue
             edge, scanned = _edge(part, wanted, before, unread)
@@ -342,7 +342,7 @@ def page(
             found.next = found.records[-1].id
         if found.next:
             break
-    unusable += missing(home, first, last)
+    unusable += home.missing(first, last)
     return found
 
 
@@ -353,17 +353,17 @@ def own_sums(
 
     `unusable` is as for `page`.
     """
-    inside = {month: [day for day in _days(month) if first <= day <= last] for month in months(home) if account}
+    inside = {month: [day for day in _days(month) if first <= day <= last] for month in home.months() if account}
 
     def rows() -> Iterator[Sequence[Any]]:
         for month, days in inside.items():
             if days:
-                with collecting(unusable), opened(home, month) as part:
+                with collecting(unusable), home.opened(month) as part:
                     if part:
                         yield from _sums_of_account(part, account, by, days)
 
     found = merged(rows(), by, OWN_SUMS)
-    unusable += missing(home, first[:7], last[:7])
+    unusable += home.missing(first[:7], last[:7])
     return found
 
 

@@ -37,9 +37,9 @@ from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client, Script
 from gateway.store.money.wallet import Wallet
 from gateway.usage import completeness
-from gateway.usage.database import UsageDatabase, month_before
+from gateway.usage.database import month_before
 from gateway.usage.gateways import KnownGateway, Membership, away_of, gateways_of, now_ms, remove_consumer
-from gateway.usage.home import Writer, home_of, writer_of
+from gateway.usage.home import Home, home_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
 from gateway.usage.stream import DROPPED, ENDED, GROUP, id_of, short, write_lines
@@ -138,10 +138,10 @@ class Sink:
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.usage = usage
-        self.database = writer_of(usage.home)
+        self.home = usage.home
         self.reader = GroupReader(usage.client, usage.streams, usage.installation)
         self._membership = Membership(usage.client, usage.home, usage.installation, settings, listen=listen)
-        self._closing = Closing(usage.client, self.database)
+        self._closing = Closing(usage.client, self.home)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
@@ -164,17 +164,17 @@ class Sink:
         while await self.move_batch() and time.monotonic() < deadline:
             pass
         await self.leave()
-        self.database.close()
+        self.home.close()
 
     async def move_batch(self) -> bool:
         """Move one batch; return whether more is waiting. After an error the next call moves the same batch again."""
         try:
-            if not (self._member or isinstance(self.usage.home, Path)):
+            if self.home.shared and not self._member:
                 await self._say()
             more = await self._replay_spool()
             await self._say()
             more |= await self._read_stream()
-            self.database.check()
+            self.home.check()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
                 more |= await self._housekeep()
         except (GatewayError, OSError) as error:
@@ -193,7 +193,7 @@ class Sink:
         with contextlib.suppress(GatewayError, OSError):
             if not self.usage.spool.count():
                 await self._membership.say(0, stopped=True)
-                if not isinstance(self.usage.home, Path):
+                if self.home.shared:
                     await self._membership.leave()
                     for stream in self.usage.streams:
                         await remove_consumer(self.usage.client, stream, self.usage.installation, GROUP)
@@ -234,7 +234,7 @@ class Sink:
 
     async def _write(self, lines: Iterable[bytes]) -> None:
         if records := self._records(lines):
-            await done(self.database, partial(self.database.write, records))
+            await done(self.home, partial(self.home.write, records))
 
     async def _replay_spool(self) -> bool:
         waiting = self.usage.spool.files()
@@ -289,17 +289,17 @@ class Sink:
 
         It must have been too old for an hour, since a clock that was ahead may have made the newest month, too.
         """
-        found = await done(self.database, self.database.months)
+        found = await done(self.home, self.home.months)
         if not found or found[0] >= month_before(min(found[-1], utc(sure_ms)[:7]), self._retention_months):
             self._drops_at = time.monotonic() + DROPS_AFTER_S
             return
         if time.monotonic() < self._drops_at:
             return
         self._drops_at = time.monotonic() + DROPS_AFTER_S
-        clock_ms = min(sure_ms, await done(self.database, self.database.now_ms))
+        clock_ms = min(sure_ms, await done(self.home, self.home.now_ms))
         too_old = found[0] < month_before(utc(clock_ms)[:7], self._retention_months)
         if too_old and await self.usage.client.call("SET", DROPPED, found[0], "NX", "EX", DROPS_EVERY_S):
-            await done(self.database, partial(self.database.drop, found[0]))
+            await done(self.home, partial(self.home.drop, found[0]))
             log.warning("usage_month_dropped", month=found[0], newest=found[-1])
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
@@ -324,9 +324,9 @@ def needed(lines: Iterable[bytes]) -> list[bytes]:
     return [line for line in arrivals if id_of(line) not in ended] + ends
 
 
-async def done(database: Writer, work: Callable[[], Result]) -> Result:
+async def done(home: Home, work: Callable[[], Result]) -> Result:
     """Return the result of work that blocks: on files in this thread, which they belong to, and else in another one."""
-    return work() if isinstance(database, UsageDatabase) else await asyncio.to_thread(work)
+    return await asyncio.to_thread(work) if home.shared else work()
 
 
 class GroupReader:
@@ -397,15 +397,15 @@ async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:
 class Closing:
     """Finds the requests that never ended."""
 
-    def __init__(self, client: Client, database: Writer) -> None:
+    def __init__(self, client: Client, home: Home) -> None:
         self._client = client
         self._wallet = Wallet(client)
-        self._database = database
+        self._home = home
 
     async def ends(self, before_ms: int, gateways: Iterable[KnownGateway]) -> list[Record]:
         """Return ends for requests that arrived before `before_ms` and never ended, some at a time. Raises `StoreAway`."""
         spooling = {short(each.installation) for each in gateways if each.may_have_records}
-        lost = await done(self._database, partial(self._database.open_requests, before_ms, spooling, AT_ONCE))
+        lost = await done(self._home, partial(self._home.open_requests, before_ms, spooling, AT_ONCE))
         ended = await self._ends_of_holds(lost[:LOOKED_UP])
         return [ended.get(record.id) or _closed(record) for record in lost]
 

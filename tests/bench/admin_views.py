@@ -30,7 +30,7 @@ from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.domain.exchange import Outcome
 from gateway.store.embedded import EmbeddedStore
-from gateway.usage.database import UsageDatabase, months, path_of
+from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.record import Record
 from tests.bench.usage_log import tell
 from tests.records import COSTED, arrival, end, id_at
@@ -73,7 +73,7 @@ def records(count: int, start_ms: int, step_ms: float) -> Iterator[Record]:
 def fill(folder: Path, count: int) -> None:
     began = time.perf_counter()
     start_ms = round(time.time() * 1000) - DAYS * DAY_MS
-    database, coming = UsageDatabase(folder), records(count, start_ms, DAYS * DAY_MS / count)
+    database, coming = UsageFiles(folder), records(count, start_ms, DAYS * DAY_MS / count)
     while batch := list(islice(coming, BATCH)):
         database.write(batch)
     database.close()
@@ -89,7 +89,7 @@ def forget(folder: Path) -> None:
         os.close(descriptor)
 
 
-async def timed(name: str, work: Callable[[], Awaitable[object]], database: UsageDatabase, folder: Path) -> None:
+async def timed(name: str, work: Callable[[], Awaitable[object]], database: UsageFiles, folder: Path) -> None:
     """Print how long the first call takes, and how long the others do. Some records are written between."""
     times = []
     forget(folder)
@@ -115,7 +115,7 @@ def day(ago: int) -> str:
 
 
 async def measure(local_client: LocalClient) -> None:
-    database = UsageDatabase(local_client.store.usage.folder)
+    database = UsageFiles(local_client.store.usage.folder)
 
     async def ask(title: str, work: Callable[[], Awaitable[object]]) -> None:
         await timed(title, work, database, local_client.store.usage.folder)
@@ -199,9 +199,12 @@ def main() -> None:
         folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(own)
         log = folder / "data" / "usage"
         log.mkdir(parents=True, exist_ok=True)
-        if not months(log):
+        if not UsageFiles(log).months():
             fill(log, count)
-        tell("kept: bytes for each request", sum(path_of(log, name).stat().st_size for name in months(log)) / count)
+        tell(
+            "kept: bytes for each request",
+            sum(path_of(log, name).stat().st_size for name in UsageFiles(log).months()) / count,
+        )
         asyncio.run(run(folder, Path(own) / "store"))
 
 

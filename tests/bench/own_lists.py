@@ -25,7 +25,7 @@ from gateway import Outcome, hashed_reference
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries
-from gateway.usage.database import UsageDatabase, months, path_of
+from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.record import Record
 from gateway.usage.sums import Selected, grouped
 from tests.bench.usage_log import tell
@@ -59,7 +59,7 @@ def records(count: int) -> Iterator[Record]:
 
 def fill(folder: Path, count: int) -> None:
     began = time.perf_counter()
-    database, coming = UsageDatabase(folder), records(count)
+    database, coming = UsageFiles(folder), records(count)
     while batch := list(islice(coming, BATCH)):
         database.write(batch)
     database.close()
@@ -126,8 +126,8 @@ plugins:
         tokens = {name: await gateway.token(name) for name in (LARGE, SMALL)}
         await book(store.url, count)
         log = gateway.store.usage.folder
-        newest = {name: next(queries.select(log, account=name, newest_first=True)).id for name in tokens}
-        oldest = {name: next(queries.select(log, account=name)).id for name in tokens}
+        newest = {name: next(queries.select(UsageFiles(log), account=name, newest_first=True)).id for name in tokens}
+        oldest = {name: next(queries.select(UsageFiles(log), account=name)).id for name in tokens}
         day = f"{time.strftime('%Y-%m-%d', time.gmtime(time.time() - (DAYS - 1) * 86_400))}"
         paths = {
             "GET /v1/requests": "/v1/requests",
@@ -165,7 +165,7 @@ def commands(folder: Path) -> None:
         ("summary --by group,error", ["group", "error_code"], Selected()),
     ):
         began = time.perf_counter()
-        grouped(folder, by, wanted, [])
+        grouped(UsageFiles(folder), by, wanted, [])
         tell(f"{title}: ms", (time.perf_counter() - began) * 1000)
 
 
@@ -175,9 +175,12 @@ def main() -> None:
         folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(own)
         (folder / "data" / "usage").mkdir(parents=True, exist_ok=True)
         log = folder / "data" / "usage"
-        if not months(log):
+        if not UsageFiles(log).months():
             fill(log, count)
-        tell("kept: bytes for each request", sum(path_of(log, name).stat().st_size for name in months(log)) / count)
+        tell(
+            "kept: bytes for each request",
+            sum(path_of(log, name).stat().st_size for name in UsageFiles(log).months()) / count,
+        )
         asyncio.run(measure(folder, Path(own) / "store", count))
         commands(log)
 

@@ -30,7 +30,7 @@ from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.metrics.exporter import Exporter
 from gateway.store.embedded import EmbeddedStore
-from gateway.usage.database import UsageDatabase, months
+from gateway.usage.database import UsageFiles
 from tests.bench.admin_views import ACCOUNTS, LARGE, fill, heading, timed
 
 AT_ONCE: Final = 100
@@ -75,7 +75,7 @@ async def measure(folder: Path, url: str) -> None:
         async with client.post(f"{base}/enter", data=form, headers={"Origin": base}) as response:
             assert response.status == 200
         newest = (await requests.list_(local_client, query=Requests(limit=1))).data[0]
-        database = UsageDatabase(store.usage.folder)
+        database = UsageFiles(store.usage.folder)
         groups = "by=day&by=account&by=model&by=channel"
         heading("page")
         for path in (
@@ -100,7 +100,7 @@ def main() -> None:
         folder = Path(sys.argv[2] if len(sys.argv) > 2 else scratch)
         log = folder / "data" / "usage"
         log.mkdir(parents=True, exist_ok=True)
-        if not months(log):
+        if not UsageFiles(log).months():
             fill(log, count)
         store = EmbeddedStore.start(Path(scratch))
         try:

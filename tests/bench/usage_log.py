@@ -27,7 +27,7 @@ import msgspec
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.usage import queries
-from gateway.usage.database import months, path_of
+from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record
 from gateway.usage.sums import Selected, grouped
@@ -92,7 +92,7 @@ async def rounds(folder: Path, count: int) -> UsageLog:
     """Run both rounds, with half of the requests each."""
     store = EmbeddedStore.start(folder / "store")
     client = Client.connect(store.url, timeout_s=10)
-    usage = UsageLog(client, folder / "usage")
+    usage = UsageLog(client, UsageFiles(folder / "usage"))
     half = count // 2
     kept, took_s = 0, 0.0
     while kept < half:
@@ -122,19 +122,22 @@ async def rounds(folder: Path, count: int) -> UsageLog:
 
 
 def run_queries(folder: Path) -> None:
-    some = iter([record.id for record in islice(queries.select(folder, newest_first=True), 1000)])
-    totals = grouped(folder, [], Selected(), [])[0]
-    size = sum(path_of(folder, name).stat().st_size for name in months(folder))
+    some = iter([record.id for record in islice(queries.select(UsageFiles(folder), newest_first=True), 1000)])
+    totals = grouped(UsageFiles(folder), [], Selected(), [])[0]
+    size = sum(path_of(folder, name).stat().st_size for name in UsageFiles(folder).months())
     tell("kept: requests", totals["requests"])
     tell("kept: bytes for each request", size / totals["requests"])
-    timed("summary --by model,day", lambda: grouped(folder, ["model", "day"], Selected(), []))
-    timed("summary --by account,model,day", lambda: grouped(folder, ["account", "model", "day"], Selected(), []))
-    timed("show ID", lambda: queries.find(folder, next(some)))
+    timed("summary --by model,day", lambda: grouped(UsageFiles(folder), ["model", "day"], Selected(), []))
+    timed(
+        "summary --by account,model,day",
+        lambda: grouped(UsageFiles(folder), ["account", "model", "day"], Selected(), []),
+    )
+    timed("show ID", lambda: queries.find(UsageFiles(folder), next(some)))
     timed("list --account A --limit 50", lambda: newest_of(folder, "account7"))
 
 
 def newest_of(folder: Path, account: str) -> list[Record]:
-    return list(islice(queries.select(folder, account=account, newest_first=True), 50))
+    return list(islice(queries.select(UsageFiles(folder), account=account, newest_first=True), 50))
 
 
 def timed(name: str, ask: Callable[[], object]) -> None:

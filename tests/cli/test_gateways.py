@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gateway.cli.commands import program
 from gateway.config.document import shipped
 from gateway.store.client.client import Client
+from gateway.usage.database import UsageFiles
 from tests.cli.processes import gateway
 from tests.cli.test_verify import Books, away, books
 from tests.postgres import PostgresServer
@@ -32,7 +33,7 @@ async def said(books: Books, *command: str, code: int = 0) -> str:
 
 async def test_gateways_are_listed_and_one_that_has_gone_is_forgotten(books: Books) -> None:
     assert "No gateway of the store has run yet" in await said(books, "gateways", "list")
-    await Machine(books.store.client, books.store.usage.folder).drain()
+    await Machine(books.store.client, UsageFiles(books.store.usage.folder)).drain()
     await away(books.store.client, AWAY, heard_s_ago=3600)
     lines = [json.loads(line) for line in (await said(books, "gateways", "list", "--json")).splitlines()]
     assert {(line["name"], line["state"]) for line in lines} == {
@@ -56,7 +57,7 @@ async def test_gateways_are_listed_and_one_that_has_gone_is_forgotten(books: Boo
 
 
 async def test_a_gateway_that_runs_or_is_not_there_is_not_forgotten(books: Books) -> None:
-    await Machine(books.store.client, books.store.usage.folder).drain()
+    await Machine(books.store.client, UsageFiles(books.store.usage.folder)).drain()
     name = books.store.usage.gateway
     assert f"({name}) runs: it was heard of at" in await said(books, "gateways", "forget", name, "--yes", code=1)
     assert "there is no gateway `x`: see `gateway gateways list`" in await said(
@@ -82,7 +83,7 @@ async def test_one_of_several_gateways_of_a_host_is_chosen_by_its_name(books: Bo
 async def test_a_second_gateway_with_files_of_its_own_does_not_start(
     client: Client, store_url: str, database_url: str, tmp_path: Path
 ) -> None:
-    first = Machine(client, tmp_path / "one" / "usage")
+    first = Machine(client, UsageFiles(tmp_path / "one" / "usage"))
     await first.drain()
     file = tmp_path / "gateway.yaml"
 

@@ -20,7 +20,7 @@ from gateway.admin.actions.requests import in_words
 from gateway.admin.actions.times import local
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.domain.exchange import Outcome
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import AttemptRecord, Record
 from tests.cli.test_usage import rows, run
 from tests.patience import PATIENCE_S
@@ -228,7 +228,7 @@ def test_a_request_without_an_end_is_under_way() -> None:
     assert in_words(arrival()).startswith("arrived, still under way; or its process died")
 
 
-def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) -> None:
+def test_trace_names_the_request_and_what_happened_to_it(rows: UsageFiles) -> None:
     record = end(arrival())
     rows.write([record])
     heading, verdict = run("trace", record.id).splitlines()
@@ -238,7 +238,7 @@ def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) ->
     assert printed == {"id": record.id, "verdict": in_words(record), "record": msgspec.to_builtins(record)}
 
 
-def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path: Path) -> None:
+def test_a_request_that_never_arrived_is_reported(rows: UsageFiles, tmp_path: Path) -> None:
     missing = arrival().id
     assert "never arrived" in run("trace", missing, code=3)
     assert msgspec.json.decode(run("trace", missing, "--json", code=3))["record"] is None
@@ -247,7 +247,7 @@ def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path:
 @pytest.mark.parametrize(
     "text", ["chatcmpl-123", "", "zzz", "ffffffff-ffff-7fff-bfff-ffffffffffff", "sk-alice-1a2b3c4d-secret"]
 )
-def test_what_is_no_id_of_a_request_is_not_said_to_have_never_arrived(rows: UsageDatabase, text: str) -> None:
+def test_what_is_no_id_of_a_request_is_not_said_to_have_never_arrived(rows: UsageFiles, text: str) -> None:
     said = run("usage", "show", text, code=2)
     assert "not a request's id" in said
     assert not text or text not in said
@@ -256,14 +256,14 @@ def test_what_is_no_id_of_a_request_is_not_said_to_have_never_arrived(rows: Usag
     assert not text or text not in said
 
 
-def test_an_id_may_be_spelled_otherwise(rows: UsageDatabase) -> None:
+def test_an_id_may_be_spelled_otherwise(rows: UsageFiles) -> None:
     record = end(arrival())
     rows.write([record])
     assert record.id in run("trace", f" {record.id.upper()} ")
     assert record.id in run("usage", "show", f'"{record.id}",')
 
 
-def test_a_record_is_shown_with_its_charge_as_tokens_by_prices(rows: UsageDatabase) -> None:
+def test_a_record_is_shown_with_its_charge_as_tokens_by_prices(rows: UsageFiles) -> None:
     price = {"input": 150_000, "output": 600_000, "ratio": "1"}
     tokens = {"prompt_tokens": 11, "completion_tokens": 7, "usage_source": "upstream"}
     record = end(arrival(), **tokens, charge_micros=6, price=price)
@@ -271,7 +271,7 @@ def test_a_record_is_shown_with_its_charge_as_tokens_by_prices(rows: UsageDataba
     assert "0.000006 = 11 of input x 0.15 + 7 of output x 0.60 a million" in run("usage", "show", record.id)
 
 
-def test_a_request_is_traced_by_the_id_of_its_answer(rows: UsageDatabase) -> None:
+def test_a_request_is_traced_by_the_id_of_its_answer(rows: UsageFiles) -> None:
     mine = end(
         arrival(), account="alice", completion_id="chatcmpl-7", token_id="alice-1a2b3c4d", tags={"tenant": "acme"}
     )
@@ -285,7 +285,7 @@ def test_a_request_is_traced_by_the_id_of_its_answer(rows: UsageDatabase) -> Non
     assert {(line := msgspec.json.decode(each))["tag:tenant"]: line["requests"] for each in sums} == {"": 2, "acme": 1}
 
 
-async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Record]:
+async def first_of(ended: AsyncIterator[Record], rows: UsageFiles) -> list[Record]:
     """Write records until the first one is received, and return those that were written after it."""
     first = asyncio.ensure_future(anext(ended))
     written: list[Record] = []
@@ -314,7 +314,7 @@ async def test_what_ends_elsewhere_is_followed_through_a_broken_connection(
                 request.transport.abort()
             return True
 
-        return await live.send(cast(web.Request, request), Feed(rows.folder, selects))
+        return await live.send(cast(web.Request, request), Feed(UsageFiles(rows.folder), selects))
 
     server = await aiohttp_raw_server(answer)
     async with HttpClient.open(f"http://{server.host}:{server.port}", "a-token") as http_client:

@@ -20,7 +20,7 @@ from gateway.cli.commands import program
 from gateway.cli.common import print_csv
 from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage.database import SUMS, UsageDatabase
+from gateway.usage.database import SUMS, UsageFiles
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S
@@ -32,7 +32,7 @@ app = program()
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> UsageDatabase:
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> UsageFiles:
     """The writer of the files that the commands read."""
     file = tmp_path / "gateway.yaml"
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}\nstore: {{timeout: {PATIENCE_S}}}\n")
@@ -55,7 +55,7 @@ def days_ago(days: float) -> Record:
     return arrival(id_at(round(time.time() * 1000 - days * DAY_MS)))
 
 
-def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None:
+def test_list_shows_the_newest_first_with_whole_ids(rows: UsageFiles) -> None:
     old, new = end(days_ago(2)), end(days_ago(1), account="other")
     rows.write([old, new])
     header, first, second = run("usage", "list").splitlines()
@@ -64,7 +64,7 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None
     assert second.split()[2:4] == [old.id, "demo"]
 
 
-def test_times_are_those_of_the_file_with_its_zone(tmp_path: Path, rows: UsageDatabase) -> None:
+def test_times_are_those_of_the_file_with_its_zone(tmp_path: Path, rows: UsageFiles) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(f"{file.read_text()}time_zone: Asia/Kolkata\n")
     record = end(days_ago(1))
@@ -77,7 +77,7 @@ def test_times_are_those_of_the_file_with_its_zone(tmp_path: Path, rows: UsageDa
 
 
 def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
-    rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    rows: UsageFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     failed = {"outcome": Outcome.UPSTREAM_FAILED, "error_code": "upstream_timeout", "status": 504}
@@ -105,7 +105,7 @@ def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
     assert max(map(len, lines)) <= 80
 
 
-def test_an_empty_list_is_a_sentence(rows: UsageDatabase) -> None:
+def test_an_empty_list_is_a_sentence(rows: UsageFiles) -> None:
     assert "There are no such requests" in run("usage", "list")
     assert run("usage", "list", "--json") == ""
 
@@ -128,7 +128,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(command: str, name: str, said:
     assert result.output == f"gateway: {said.format(folder=tmp_path)}\n"
 
 
-def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: UsageDatabase) -> None:
+def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: UsageFiles) -> None:
     old, new, cut = end(days_ago(2)), end(days_ago(0.5)), end(days_ago(0.25), outcome=Outcome.CALLER_GONE)
     other = end(days_ago(0.1), account="other")
     rows.write([old, new, cut, other])
@@ -145,20 +145,20 @@ def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: Us
         assert len(run(*command, "--token", "demo-2").splitlines()) == 1
 
 
-def test_an_invalid_time_is_wrong_usage_with_an_example(rows: UsageDatabase) -> None:
+def test_an_invalid_time_is_wrong_usage_with_an_example(rows: UsageFiles) -> None:
     for text in ("5x", "yesterday", "2026-13-01", "-1h", ""):
         printed = run("usage", "list", "--since", text, code=2).replace("\u2502", "")
         assert "30m, 12h, 7d" in " ".join(printed.split())
 
 
-def test_a_time_that_ends_before_it_begins_is_wrong_usage(rows: UsageDatabase) -> None:
+def test_a_time_that_ends_before_it_begins_is_wrong_usage(rows: UsageFiles) -> None:
     for command in ("list", "summary", "export"):
         assert "must be before" in run("usage", command, "--from", "1h", "--to", "2h", code=2)
     assert run("usage", "list", "--json", "--from", "9998-12", "--to", "9999-12-30") == ""
     assert run("usage", "list", "--json", "--from", "0001-01", "--to", "1970-01") == ""
 
 
-def test_show_prints_every_field(rows: UsageDatabase) -> None:
+def test_show_prints_every_field(rows: UsageFiles) -> None:
     record = end(arrival())
     rows.write([record])
     assert records(run("usage", "show", record.id, "--json")) == [record]
@@ -168,15 +168,15 @@ def test_show_prints_every_field(rows: UsageDatabase) -> None:
     assert msgspec.json.decode(shown["price"]) == record.price
 
 
-async def test_show_finds_what_is_still_in_the_stream(rows: UsageDatabase, client: Client) -> None:
-    log = UsageLog(client, rows.folder)
+async def test_show_finds_what_is_still_in_the_stream(rows: UsageFiles, client: Client) -> None:
+    log = UsageLog(client, UsageFiles(rows.folder))
     opened = arrival()
     await log.submit_arrival(opened)
     shown = await asyncio.to_thread(run, "usage", "show", opened.id, "--json")
     assert records(shown) == [opened]
 
 
-def test_show_prints_nothing_that_a_terminal_would_obey(rows: UsageDatabase) -> None:
+def test_show_prints_nothing_that_a_terminal_would_obey(rows: UsageFiles) -> None:
     record = end(arrival(), upstream_usage='{"x":"\u009b2J",\n"prompt_tokens":1}')
     rows.write([record])
     shown = run("usage", "show", record.id)
@@ -184,12 +184,12 @@ def test_show_prints_nothing_that_a_terminal_would_obey(rows: UsageDatabase) -> 
     assert '{"x":"\\x9b2J",\\n"prompt_tokens":1}' in shown
 
 
-def test_show_refuses_an_unknown_request(rows: UsageDatabase) -> None:
+def test_show_refuses_an_unknown_request(rows: UsageFiles) -> None:
     missing = arrival().id
     assert missing in run("usage", "show", missing, code=3)
 
 
-def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
+def test_summary_groups_by_the_given_names(rows: UsageFiles) -> None:
     one, other = end(arrival(), **COSTED), end(arrival())
     free = end(arrival(), model="", charge_micros=0)
     rows.write([one, other, free])
@@ -217,7 +217,7 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
 
 
 def test_summary_leaves_out_the_least_important_columns_of_a_table_that_is_too_wide(
-    rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    rows: UsageFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     rows.write([end(days_ago(1), **COSTED)])
@@ -230,7 +230,7 @@ def test_summary_leaves_out_the_least_important_columns_of_a_table_that_is_too_w
     assert result.stderr == f"note: too wide for {left_out}; --csv and --json have all columns\n"
 
 
-def test_requests_are_selected_and_summed_by_times_and_by_what_no_day_tells(rows: UsageDatabase) -> None:
+def test_requests_are_selected_and_summed_by_times_and_by_what_no_day_tells(rows: UsageFiles) -> None:
     at = 1_798_761_600_000  # 2027-01-01
     early, late = end(arrival(id_at(at))), end(arrival(id_at(at + 5_400_000)), outcome=Outcome.REFUSED, error_code="x")
     other = end(arrival(id_at(at + 5_400_000)), model="llama", group="trial")
@@ -262,7 +262,7 @@ def test_requests_are_selected_and_summed_by_times_and_by_what_no_day_tells(rows
     assert row["id"] == other.id
 
 
-def test_a_cost_that_is_not_known_is_not_0(rows: UsageDatabase) -> None:
+def test_a_cost_that_is_not_known_is_not_0(rows: UsageFiles) -> None:
     rows.write([end(arrival()), end(arrival(), attempts=[], charge_micros=0, cost_micros=0, margin_micros=0)])
     for line in run("usage", "summary").splitlines()[1:]:
         assert line.split()[-3:] == ["-", "-", "1"]
@@ -273,7 +273,7 @@ def test_a_formula_is_a_text_in_csv(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split() == ["model,charge", "'=1+1,-5", "'+1,-5", "'-1,-5", "'@x,-5", "gpt-4,-5"]
 
 
-def test_summary_and_export_print_csv(rows: UsageDatabase) -> None:
+def test_summary_and_export_print_csv(rows: UsageFiles) -> None:
     record = end(arrival(), **COSTED)
     rows.write([record, end(arrival())])
     summed = list(csv.DictReader(StringIO(run("usage", "summary", "--by", "model", "--csv"))))
@@ -288,7 +288,7 @@ def test_summary_and_export_print_csv(rows: UsageDatabase) -> None:
     assert run("usage", "summary", "--from", "2001-01-01", "--to", "2001-01-01", "--csv") == ""
 
 
-def test_summary_includes_its_first_and_last_day(rows: UsageDatabase) -> None:
+def test_summary_includes_its_first_and_last_day(rows: UsageFiles) -> None:
     arrivals = [days_ago(days) for days in (3, 2, 1, 0)]
     rows.write(map(end, arrivals))
     first, last = arrivals[1].arrived_at[:10], arrivals[2].arrived_at[:10]
@@ -296,17 +296,17 @@ def test_summary_includes_its_first_and_last_day(rows: UsageDatabase) -> None:
     assert [msgspec.json.decode(line)["day"] for line in printed] == [first, last]
 
 
-def test_summary_refuses_an_unknown_name(rows: UsageDatabase) -> None:
+def test_summary_refuses_an_unknown_name(rows: UsageFiles) -> None:
     assert "nope" in run("usage", "summary", "--by", "day,nope", code=2)
 
 
-def test_export_prints_all_the_oldest_first(rows: UsageDatabase) -> None:
+def test_export_prints_all_the_oldest_first(rows: UsageFiles) -> None:
     written = [end(days_ago(days)) for days in range(70, 0, -1)]
     rows.write(written)
     assert records(run("usage", "export")) == written
 
 
-async def test_tail_prints_each_request_when_it_has_ended(rows: UsageDatabase) -> None:
+async def test_tail_prints_each_request_when_it_has_ended(rows: UsageFiles) -> None:
     command = "from gateway.cli import main; main()"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", command, "usage", "tail", "--json"), stdout=asyncio.subprocess.PIPE

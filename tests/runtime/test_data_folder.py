@@ -68,7 +68,7 @@ def test_an_embedded_store_is_there_once_it_has_been_started(tmp_path: Path) -> 
     assert has_store(config_of(tmp_path, "redis://127.0.0.1:1"))
     assert not has_store(config_of(tmp_path))
     (tmp_path / "usage").mkdir()
-    assert usage_home(config_of(tmp_path)) == tmp_path / "usage", "it may have been copied from elsewhere"
+    assert usage_home(config_of(tmp_path)).folder == tmp_path / "usage", "it may have been copied from elsewhere"
     (tmp_path / "store.lock").touch()
     assert existing_folder(config_of(tmp_path)) == tmp_path
 

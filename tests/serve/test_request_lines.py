@@ -16,6 +16,7 @@ from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.serve import terminal
 from gateway.serve.terminal import SILENT_S, Farewell
+from gateway.usage.database import UsageFiles
 from tests.records import arrival, end, usage_database
 
 FIELDS = {"first_byte_ms": 312, "duration_ms": 2140, "charge_micros": 123, "account": "demo", "model": "words"}
@@ -66,7 +67,7 @@ def test_it_follows_the_log_from_its_start_and_writes_the_last_ones_after_sigter
         signal.raise_signal(signal.SIGTERM)
 
     output = Terminal(write_and_stop)
-    terminal.work(tmp_path, output)(lambda: rows.write(after))
+    terminal.work(UsageFiles(tmp_path), output)(lambda: rows.write(after))
     rows.close()
     assert output.getvalue().splitlines() == [terminal.line_of(each) for each in (*after, *last)]
 
@@ -74,7 +75,7 @@ def test_it_follows_the_log_from_its_start_and_writes_the_last_ones_after_sigter
 def test_many_at_once_are_counted(tmp_path: Path) -> None:
     rows = usage_database(tmp_path)
     output = Terminal(lambda: signal.raise_signal(signal.SIGTERM))
-    terminal.work(tmp_path, output)(lambda: rows.write([end(arrival(), **FIELDS) for _ in range(30)]))
+    terminal.work(UsageFiles(tmp_path), output)(lambda: rows.write([end(arrival(), **FIELDS) for _ in range(30)]))
     rows.close()
     assert len(output.getvalue().splitlines()) == terminal.AT_ONCE + 1
     assert output.getvalue().endswith("... and 5 more requests: `gateway usage list` has all of them\n")
@@ -87,7 +88,7 @@ def test_a_terminal_that_is_gone_does_not_end_it_before_sigterm(tmp_path: Path) 
         raise OSError("Input/output error")
 
     rows = usage_database(tmp_path)
-    terminal.work(tmp_path, Terminal(gone))(lambda: rows.write([end(arrival(), **FIELDS)]))
+    terminal.work(UsageFiles(tmp_path), Terminal(gone))(lambda: rows.write([end(arrival(), **FIELDS)]))
     rows.close()
 
 
@@ -100,7 +101,7 @@ def test_the_log_has_a_line_for_each_request_of_this_gateway(tmp_path: Path) -> 
         signal.raise_signal(signal.SIGTERM)
 
     with capture_logs() as lines:
-        terminal.work(tmp_path, log_of="1a2b3c4d")(write_and_stop)
+        terminal.work(UsageFiles(tmp_path), log_of="1a2b3c4d")(write_and_stop)
     rows.close()
     (line,) = lines
     assert (line["event"], line["request_id"], line["charge_micros"]) == ("request_ended", mine.id, mine.charge_micros)

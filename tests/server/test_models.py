@@ -25,6 +25,7 @@ from gateway.server.routes import KNOWN_PATHS, ModelList, misdirected, operation
 from gateway.store.client.client import Client
 from gateway.testing import running
 from gateway.usage.completeness import Away, save
+from gateway.usage.database import UsageFiles
 from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get
 
@@ -248,14 +249,14 @@ DAY_MS = 86_400_000
 def test_other_gateways_that_may_have_more_are_named_without_their_hosts(tmp_path: Path) -> None:
     away = [Away("0a1b2c3d", "host-one", 10 * DAY_MS), Away("4e5f6a7b", "host-two", 2 * DAY_MS, 0, 3 * DAY_MS)]
     save(tmp_path, away)
-    assert notes_of(tmp_path, [], 4 * DAY_MS, 18 * DAY_MS) == [
+    assert notes_of(UsageFiles(tmp_path), [], 4 * DAY_MS, 18 * DAY_MS) == [
         "Gateway 0a1b2c3d was last heard of at 1970-01-11T00:00:00.000Z: requests of it may be missing here."
     ]
-    assert notes_of(tmp_path, [], 0, 5 * DAY_MS) == [
+    assert notes_of(UsageFiles(tmp_path), [], 0, 5 * DAY_MS) == [
         "Gateway 4e5f6a7b was last heard of at 1970-01-03T00:00:00.000Z and forgotten at 1970-01-04T00:00:00.000Z: "
         "what it had then is lost."
     ]
-    assert len(notes_of(tmp_path, [])) == 2
+    assert len(notes_of(UsageFiles(tmp_path), [])) == 2
 
 
 # The turns of queries: one of an account at a time, a few that wait, and threads of their own.

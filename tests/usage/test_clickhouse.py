@@ -24,7 +24,7 @@ from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import clickhouse
 from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
-from gateway.usage.database import COLUMNS, GROUPS, UsageDatabase
+from gateway.usage.database import COLUMNS, GROUPS, UsageFiles
 from gateway.usage.log import UsageLog
 from gateway.usage.sums import Selected, grouped
 from tests.patience import PATIENCE_S
@@ -100,14 +100,14 @@ async def server_without_engine(aiohttp_server: AiohttpServer) -> Server:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[UsageDatabase]:
+def database(tmp_path: Path) -> Iterator[UsageFiles]:
     database = usage_database(tmp_path / "usage")
     yield database
     database.close()
 
 
-def copier(server: Server, database: UsageDatabase) -> Copier:
-    return Copier(ClickHouse(server.url), database.folder)
+def copier(server: Server, database: UsageFiles) -> Copier:
+    return Copier(ClickHouse(server.url), UsageFiles(database.folder))
 
 
 async def drain(worker: Copier) -> int:
@@ -124,7 +124,7 @@ async def rolled_up(server: Server) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in lines.splitlines()]
 
 
-async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Server, database: UsageDatabase) -> None:
+async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Server, database: UsageFiles) -> None:
     ended = [
         end(
             arrival(),
@@ -137,20 +137,20 @@ async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Serve
     ]
     database.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
     assert await drain(copier(server, database)) == 51
-    assert await rolled_up(server) == grouped(database.folder, GROUPS, Selected(), [])
+    assert await rolled_up(server) == grouped(UsageFiles(database.folder), GROUPS, Selected(), [])
 
 
-async def test_a_record_that_is_sent_twice_is_stored_once(server: Server, database: UsageDatabase) -> None:
+async def test_a_record_that_is_sent_twice_is_stored_once(server: Server, database: UsageFiles) -> None:
     database.write([end(arrival()) for _ in range(5)])
     assert await drain(copier(server, database)) == 5
     (database.folder / "clickhouse.place").unlink()
     assert await drain(copier(server, database)) == 5
-    assert await rolled_up(server) == grouped(database.folder, GROUPS, Selected(), [])
+    assert await rolled_up(server) == grouped(UsageFiles(database.folder), GROUPS, Selected(), [])
 
 
 @pytest.mark.parametrize("presumed_first", [True, False])
 async def test_an_actual_end_replaces_a_presumed_one_in_either_order(
-    server: Server, database: UsageDatabase, presumed_first: bool
+    server: Server, database: UsageFiles, presumed_first: bool
 ) -> None:
     ended = end(arrival())
     presumed = end(ended, outcome=Outcome.GATEWAY_CRASHED, account="", charge_micros=0)
@@ -181,20 +181,20 @@ async def test_a_table_of_another_version_is_refused(server_without_engine: Serv
 
 
 async def test_a_request_that_another_machine_served_is_found(
-    server: Server, database: UsageDatabase, client: Client
+    server: Server, database: UsageFiles, client: Client
 ) -> None:
     remote_record, local_record = end(arrival()), end(arrival())
     remote = ClickHouse(server.url)
     await remote.create_tables()
     await remote.insert([remote_record])
     database.write([local_record])
-    usage = UsageLog(client, database.folder, clickhouse=remote)
+    usage = UsageLog(client, UsageFiles(database.folder), clickhouse=remote)
     assert (await usage.ask(remote_record.id, "demo")).record == remote_record
     assert (await usage.ask(remote_record.id, "other")).record is None
     assert (await usage.ask(local_record.id)).record == local_record
 
 
-async def test_a_batch_that_failed_is_sent_again(server_without_engine: Server, database: UsageDatabase) -> None:
+async def test_a_batch_that_failed_is_sent_again(server_without_engine: Server, database: UsageFiles) -> None:
     worker = copier(server_without_engine, database)
     database.write([end(arrival()) for _ in range(3)])
     await worker.copy_batch()
@@ -208,7 +208,7 @@ async def test_a_batch_that_failed_is_sent_again(server_without_engine: Server, 
 
 
 async def test_an_outage_is_logged_once_and_its_end_too(
-    server_without_engine: Server, database: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    server_without_engine: Server, database: UsageFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clickhouse, "RETRY_S", 0.01)
     monkeypatch.setattr(clickhouse, "POLL_S", 0.01)
@@ -226,9 +226,9 @@ async def test_an_outage_is_logged_once_and_its_end_too(
     assert PASSWORD not in str(lines)
 
 
-async def test_an_unknown_request_raises_while_clickhouse_is_away(client: Client, database: UsageDatabase) -> None:
+async def test_an_unknown_request_raises_while_clickhouse_is_away(client: Client, database: UsageFiles) -> None:
     nowhere = ClickHouse(f"http://{NAME}:{PASSWORD}@127.0.0.1:1/records", timeout_s=1)
-    usage = UsageLog(client, database.folder, clickhouse=nowhere)
+    usage = UsageLog(client, UsageFiles(database.folder), clickhouse=nowhere)
     with pytest.raises(StoreAway) as away:
         await usage.ask(arrival().id)
     assert PASSWORD not in str(away.value)

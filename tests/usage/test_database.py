@@ -27,15 +27,13 @@ from gateway.usage.database import (
     SUMS,
     SUSPECT,
     UnusableFile,
-    UsageDatabase,
+    UsageFiles,
     check_files,
     files_aside,
     month_before,
-    months,
     path_of,
 )
-from gateway.usage.home import Home, Writer, opened
-from gateway.usage.home import months as months_of
+from gateway.usage.home import Home
 from gateway.usage.postgres import Postgres
 from gateway.usage.record import MAX_NUMBER, Record
 from gateway.usage.sums import Selected, grouped
@@ -46,7 +44,7 @@ NEW_YEAR_MS = 1_798_761_600_000
 
 
 @pytest.fixture
-def database(home: Home) -> Writer:
+def database(home: Home) -> Home:
     return writer(home)
 
 
@@ -59,8 +57,8 @@ def check_sums(home: Home) -> None:
     assert rolled_up(home) == summed(home)
     closed = [row for row in queries.select(home) if row.outcome is not None]
     found: list[Sequence[object]] = []
-    for each in months_of(home):
-        with opened(home, each) as part:
+    for each in home.months():
+        with home.opened(each) as part:
             found += part.execute(f"SELECT * FROM {part.rollups} WHERE requests != 0").fetchall() if part else []
     assert sorted(map(tuple, found)) == sorted(rollups.rolled_up(closed))
 
@@ -78,75 +76,75 @@ def summed(home: Home) -> list[dict[str, object]]:
     return [dict(zip((*GROUPS, *SUMS), (*key, *totals[key]), strict=True)) for key in sorted(totals)]
 
 
-def test_an_arrival_is_an_open_row(database: Writer) -> None:
+def test_an_arrival_is_an_open_row(database: Home) -> None:
     opened = arrival()
     database.write([opened])
-    assert queries.find(database.home, opened.id) == opened
-    assert rolled_up(database.home) == []
+    assert queries.find(database, opened.id) == opened
+    assert rolled_up(database) == []
 
 
-def test_an_end_replaces_its_arrival(database: Writer) -> None:
+def test_an_end_replaces_its_arrival(database: Home) -> None:
     opened = arrival()
     database.write([opened])
     database.write([end(opened)])
-    assert list(queries.select(database.home)) == [end(opened)]
+    assert list(queries.select(database)) == [end(opened)]
 
 
-def test_an_end_that_comes_before_its_arrival_stays(database: Writer) -> None:
+def test_an_end_that_comes_before_its_arrival_stays(database: Home) -> None:
     opened = arrival()
     database.write([end(opened)])
     database.write([opened])
-    assert list(queries.select(database.home)) == [end(opened)]
+    assert list(queries.select(database)) == [end(opened)]
 
 
-def test_writing_a_record_again_changes_nothing(database: Writer) -> None:
+def test_writing_a_record_again_changes_nothing(database: Home) -> None:
     opened = arrival()
     for _ in range(3):
         database.write([opened, end(opened)])
         database.write([end(opened, charge_micros=999)])
-    assert list(queries.select(database.home)) == [end(opened)]
-    assert [day["charge_micros"] for day in rolled_up(database.home)] == [123]
+    assert list(queries.select(database)) == [end(opened)]
+    assert [day["charge_micros"] for day in rolled_up(database)] == [123]
 
 
-def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: Writer) -> None:
+def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: Home) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new, end(old), end(new)])
-    assert months_of(database.home) == ["2026-12", "2027-01"]
-    assert [day["day"] for day in grouped(database.home, ["day"], Selected(), [])] == ["2026-12-31", "2027-01-01"]
+    assert database.months() == ["2026-12", "2027-01"]
+    assert [day["day"] for day in grouped(database, ["day"], Selected(), [])] == ["2026-12-31", "2027-01-01"]
 
 
-def test_close_crashed_closes_only_old_open_requests(database: Writer) -> None:
+def test_close_crashed_closes_only_old_open_requests(database: Home) -> None:
     old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
     database.write([old, ended, end(ended), young])
     assert close_open(database, NEW_YEAR_MS + 5000) == 1
-    outcomes = {row.id: row.outcome for row in queries.select(database.home)}
+    outcomes = {row.id: row.outcome for row in queries.select(database)}
     assert outcomes == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
 
 
-def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: Writer) -> None:
+def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: Home) -> None:
     opened = arrival()
     database.write([opened])
     close_open(database, arrival_ms(opened.id) + 1)
     database.write([end(opened)])
-    assert queries.find(database.home, opened.id) == end(opened)
-    check_sums(database.home)
+    assert queries.find(database, opened.id) == end(opened)
+    check_sums(database)
 
 
-def test_close_crashed_never_replaces_an_actual_end(database: Writer) -> None:
+def test_close_crashed_never_replaces_an_actual_end(database: Home) -> None:
     opened = arrival()
     database.write([end(opened, outcome=Outcome.CALLER_GONE)])
     assert close_open(database, arrival_ms(opened.id) + 1) == 0
 
 
-def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: Writer) -> None:
+def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: Home) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new])
     database.drop("2026-12")
-    assert months_of(database.home) == ["2027-01"]
+    assert database.months() == ["2027-01"]
     assert sorted(path.name for path in database.folder.glob("usage-2026*")) == []
-    assert list(queries.select(database.home)) == [new]
+    assert list(queries.select(database)) == [new]
     database.write([old])
-    assert queries.find(database.home, old.id) == old
+    assert queries.find(database, old.id) == old
 
 
 def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
@@ -159,20 +157,20 @@ def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(tmp_path: Path) -> No
     database = usage_database(tmp_path)
     good = arrival()
     database.write([good])
-    with sqlite3.connect(path_of(database.home, months(database.home)[0])) as other:
+    with sqlite3.connect(path_of(database.folder, database.months()[0])) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON days BEGIN SELECT raise(ABORT, 'disk is full'); END")
     other.close()
     late = arrival()
     with pytest.raises(UnusableFile, match="disk is full"):
         database.write([late, end(good)])
-    assert list(queries.select(database.home)) == [good]
-    assert rolled_up(database.home) == []
+    assert list(queries.select(database)) == [good]
+    assert rolled_up(database) == []
 
 
-def test_an_id_with_a_quote_in_it_is_only_data(database: Writer) -> None:
+def test_an_id_with_a_quote_in_it_is_only_data(database: Home) -> None:
     opened = arrival()
     database.write([end(opened, account="a'; DROP TABLE requests; --", model='"')])
-    record = queries.find(database.home, opened.id)
+    record = queries.find(database, opened.id)
     assert record is not None
     assert record.account == "a'; DROP TABLE requests; --"
 
@@ -206,7 +204,7 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
     home: Home, steps: list[list[Record] | None]
 ) -> None:
     with TemporaryDirectory() as name:
-        database = usage_database(Path(name)) if isinstance(home, Path) else emptied(home)
+        database = usage_database(Path(name)) if isinstance(home, UsageFiles) else emptied(home)
         written: set[str] = set()
         for step in steps:
             if step is None:
@@ -215,8 +213,8 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
                 database.write(step)
                 written |= {record.id for record in step}
         database.close()
-        check_sums(database.home)
-        assert {row.id for row in queries.select(database.home)} == written
+        check_sums(database)
+        assert {row.id for row in queries.select(database)} == written
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 5000, b"\0" * 8192, b"SQLite format 3\0" + b"\xff" * 9000])
@@ -229,14 +227,14 @@ def test_a_damaged_file_is_set_aside_and_a_fresh_one_begun(tmp_path: Path, conte
     with capture_logs() as logs:
         database.write([second])
         database.write([second])
-    assert list(queries.select(tmp_path)) == [second]
+    assert list(queries.select(UsageFiles(tmp_path))) == [second]
     (aside,) = files_aside(tmp_path)
     assert aside.read_bytes()[: len(content)] == content
     assert [entry["event"] for entry in logs] == ["usage_file_damaged"]
     with pytest.raises(UnusableFile, match="was damaged and set aside"):
-        queries.find(tmp_path, first.id)
+        queries.find(UsageFiles(tmp_path), first.id)
     lacks: list[UnusableFile] = []
-    assert [total["requests"] for total in grouped(tmp_path, [], Selected(), lacks)] == [1]
+    assert [total["requests"] for total in grouped(UsageFiles(tmp_path), [], Selected(), lacks)] == [1]
     assert [str(aside) in str(each) for each in lacks] == [True]
 
 
@@ -244,7 +242,7 @@ def test_a_follower_goes_on_in_the_file_that_replaces_a_damaged_one(tmp_path: Pa
     database, later = usage_database(tmp_path), end(arrival())
     database.write([end(arrival()) for _ in range(5)])
     database.close()
-    tail = queries.Tail(tmp_path)
+    tail = queries.Tail(UsageFiles(tmp_path))
     path_of(tmp_path, month(later.id)).write_bytes(b"garbage" * 5000)
     assert tail.poll() == []
     database.write([later])
@@ -261,7 +259,7 @@ def test_a_file_that_was_cut_anywhere_stops_no_record(tmp_path: Path) -> None:
         path = path_of(folder, month(record.id))
         os.truncate(path, chance.randrange(path.stat().st_size))
         database.write([record])
-        assert queries.find(folder, record.id) == record
+        assert queries.find(UsageFiles(folder), record.id) == record
         database.close()
 
 
@@ -270,7 +268,7 @@ def test_what_is_in_the_place_of_a_file_is_set_aside(tmp_path: Path, in_the_way:
     record = end(arrival())
     in_the_way(path_of(tmp_path, month(record.id)))
     usage_database(tmp_path).write([record])
-    assert queries.find(tmp_path, record.id) == record
+    assert queries.find(UsageFiles(tmp_path), record.id) == record
     assert len(files_aside(tmp_path)) == 1
 
 
@@ -280,7 +278,7 @@ def test_a_file_that_was_deleted_under_the_writer_is_begun_again(tmp_path: Path)
     for path in tmp_path.glob("usage-*"):
         path.unlink()
     database.write([second])
-    assert list(queries.select(tmp_path)) == [second]
+    assert list(queries.select(UsageFiles(tmp_path))) == [second]
 
 
 def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:
@@ -290,12 +288,14 @@ def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:
     database.close()
     path_of(tmp_path, month(old.id)).write_bytes(b"garbage" * 5000)
     unusable: list[UnusableFile] = []
-    assert [row.id for row in queries.select(tmp_path, outcome=Outcome.COMPLETED, unusable=unusable)] == [now.id]
+    assert [row.id for row in queries.select(UsageFiles(tmp_path), outcome=Outcome.COMPLETED, unusable=unusable)] == [
+        now.id
+    ]
     assert [str(each) for each in unusable] == [
         f"{path_of(tmp_path, month(old.id))} cannot be used: file is not a database"
     ]
     with pytest.raises(UnusableFile):
-        list(queries.select(tmp_path))
+        list(queries.select(UsageFiles(tmp_path)))
     assert close_open(database, 9_000_000_000_000) == 1
     database.close()
 
@@ -308,7 +308,7 @@ def test_a_row_with_garbage_is_named_by_its_file(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path_of(tmp_path, month(record.id)))) as file, file:
         file.execute("UPDATE requests SET price = ?", (b"\xff",))
     with pytest.raises(UnusableFile, match="a row is unreadable"):
-        queries.find(tmp_path, record.id)
+        queries.find(UsageFiles(tmp_path), record.id)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_file_of_another_version_is_refused_and_stays_as_it_is(tmp_path: Path,
     before = path.read_bytes()
     calls: list[Callable[[], object]] = [
         lambda: usage_database(tmp_path).write([record]),
-        lambda: queries.find(tmp_path, record.id),
+        lambda: queries.find(UsageFiles(tmp_path), record.id),
         lambda: check_files(tmp_path),
     ]
     for refused in calls:
@@ -348,27 +348,27 @@ CRASHED = end(OPENED[0], account="c", outcome=Outcome.GATEWAY_CRASHED)
     [*OPENED, CRASHED, *ENDED, *OPENED, *ENDED],
     [CRASHED, ENDED[0], CRASHED, end(OPENED[0], account="late"), OPENED[0]],
 ])  # fmt: skip
-def test_the_size_of_the_batches_changes_nothing(database: Writer, records: list[Record], size: int) -> None:
+def test_the_size_of_the_batches_changes_nothing(database: Home, records: list[Record], size: int) -> None:
     coming = iter(records)
     while batch := list(itertools.islice(coming, size)):
         database.write(batch)
     expected = {record.id: record for record in ENDED if record in records}
-    assert {record.id: record for record in queries.select(database.home)} == expected
-    check_sums(database.home)
+    assert {record.id: record for record in queries.select(database)} == expected
+    check_sums(database)
 
 
-def test_ends_have_their_places_in_the_order_in_which_they_came(database: Writer) -> None:
-    tail = queries.Tail(database.home, queries.START)
+def test_ends_have_their_places_in_the_order_in_which_they_came(database: Home) -> None:
+    tail = queries.Tail(database, queries.START)
     database.write([*OPENED, *ENDED])
     assert [record for _, record in tail.poll()] == ENDED
     database.write([end(OPENED[1], account="again")])
     assert tail.poll() == []
 
 
-def test_sums_beyond_what_a_file_can_hold_stop_no_record(database: Writer) -> None:
+def test_sums_beyond_what_a_file_can_hold_stop_no_record(database: Home) -> None:
     opened = [arrival() for _ in range(1100)]
     database.write([end(record, prompt_tokens=MAX_NUMBER, completion_tokens=-MAX_NUMBER) for record in opened])
-    (total,) = rolled_up(database.home)
+    (total,) = rolled_up(database)
     assert total["requests"] == len(opened)
     assert total["prompt_tokens"] == pytest.approx(MAX_NUMBER * len(opened))
     assert total["completion_tokens"] == pytest.approx(-MAX_NUMBER * len(opened))
@@ -380,7 +380,7 @@ MONTH = month(OLD.id)
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UsageDatabase:
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UsageFiles:
     """Return a writer that has written some hundred records, and checks its files each time."""
     monkeypatch.setattr(checks_database, "CHECK_S", 0)
     rows = usage_database(tmp_path)
@@ -394,7 +394,7 @@ def overwrite(path: Path, first: int, last: int) -> None:
         file.write(os.urandom(last - first))
 
 
-def test_a_file_overwritten_while_it_is_written_is_set_aside(rows: UsageDatabase) -> None:
+def test_a_file_overwritten_while_it_is_written_is_set_aside(rows: UsageFiles) -> None:
     path, wal = path_of(rows.folder, MONTH), path_of(rows.folder, MONTH, "-wal")
     overwrite(path, 0, path.stat().st_size)
     overwrite(wal, 0, wal.stat().st_size)
@@ -402,11 +402,11 @@ def test_a_file_overwritten_while_it_is_written_is_set_aside(rows: UsageDatabase
     rows.check()
     assert len(files_aside(rows.folder)) == 1
     rows.write([after])
-    assert list(queries.select(rows.folder)) == [after]
+    assert list(queries.select(UsageFiles(rows.folder))) == [after]
 
 
 def test_damage_that_a_reader_finds_is_reported_to_the_writer(
-    rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    rows: UsageFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks_database, "look", lambda path: None)
     wal = path_of(rows.folder, MONTH, "-wal")
@@ -414,22 +414,22 @@ def test_damage_that_a_reader_finds_is_reported_to_the_writer(
     rows.check()
     assert files_aside(rows.folder) == []
     with pytest.raises(UnusableFile):
-        list(queries.select(rows.folder))
+        list(queries.select(UsageFiles(rows.folder)))
     rows.check()
     assert len(files_aside(rows.folder)) == 1
     assert not path_of(rows.folder, MONTH, SUSPECT).exists()
 
 
-def test_a_report_about_a_sound_file_changes_nothing(rows: UsageDatabase) -> None:
+def test_a_report_about_a_sound_file_changes_nothing(rows: UsageFiles) -> None:
     path_of(rows.folder, MONTH, SUSPECT).touch()
     rows.check()
     assert files_aside(rows.folder) == []
-    assert queries.find(rows.folder, OLD.id) == OLD
+    assert queries.find(UsageFiles(rows.folder), OLD.id) == OLD
     assert not path_of(rows.folder, MONTH, SUSPECT).exists()
 
 
-def test_a_file_that_something_else_removed_is_lost_and_followers_go_on(rows: UsageDatabase) -> None:
-    tail = queries.Tail(rows.folder)
+def test_a_file_that_something_else_removed_is_lost_and_followers_go_on(rows: UsageFiles) -> None:
+    tail = queries.Tail(UsageFiles(rows.folder))
     path_of(rows.folder, MONTH).unlink()
     with capture_logs() as logs:
         rows.write([after := end(arrival())])
@@ -437,4 +437,4 @@ def test_a_file_that_something_else_removed_is_lost_and_followers_go_on(rows: Us
     assert [entry["event"] for entry in logs] == ["usage_file_gone"]
     assert [record.id for _, record in tail.poll()[-1:]] == [after.id]
     with pytest.raises(UnusableFile, match="is empty in place of a file that was removed"):
-        queries.find(rows.folder, OLD.id)
+        queries.find(UsageFiles(rows.folder), OLD.id)

@@ -20,7 +20,7 @@ from gateway.store.client.durability import Masters
 from gateway.store.embedded import EmbeddedStore
 from gateway.usage import log, search
 from gateway.usage import log as module
-from gateway.usage.database import path_of
+from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.home import Home
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, decode, encode
@@ -40,7 +40,7 @@ async def frozen(tmp_path: Path) -> AsyncIterator[UsageLog]:
     client = Client.connect(store.url, timeout_s=0.5)
     await client.call("PING")
     os.kill(store.pid, signal.SIGSTOP)
-    yield UsageLog(client, tmp_path / "usage")
+    yield UsageLog(client, UsageFiles(tmp_path / "usage"))
     os.kill(store.pid, signal.SIGCONT)
     await client.close()
     store.stop()
@@ -133,7 +133,7 @@ async def test_while_the_stream_is_full_records_go_to_the_spool(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEASURE_S", 0.0)
-    usage = UsageLog(client, tmp_path, max_entries=3)
+    usage = UsageLog(client, UsageFiles(tmp_path), max_entries=3)
     for _ in range(10):
         await usage.submit_arrival(arrival())
     assert 3 <= await usage.length() <= 4
@@ -145,7 +145,7 @@ async def test_while_the_stream_is_full_records_go_to_the_spool(
 
 
 async def test_a_full_stream_and_a_full_disk_refuse_the_arrival(client: Client, tmp_path: Path) -> None:
-    usage = UsageLog(client, tmp_path, max_entries=0)
+    usage = UsageLog(client, UsageFiles(tmp_path), max_entries=0)
     await usage.submit_arrival(arrival())
     usage.spool.folder.symlink_to("/dev/full")
     with pytest.raises(StoreAway):
@@ -224,7 +224,7 @@ async def fill(usage: UsageLog, count: int) -> None:
 
 
 async def test_a_request_in_a_damaged_file_is_not_said_to_have_never_arrived(client: Client, tmp_path: Path) -> None:
-    usage = UsageLog(client, tmp_path)
+    usage = UsageLog(client, UsageFiles(tmp_path))
     ended, in_stream = end(arrival()), end(arrival())
     rows = writer(usage.home)
     rows.write([ended])
@@ -240,7 +240,7 @@ async def test_a_request_in_a_damaged_file_is_not_said_to_have_never_arrived(cli
 async def test_a_damaged_installation_file_is_named(client: Client, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "installation").write_bytes(content)
     with pytest.raises(Misconfigured, match=f"{tmp_path}/installation is damaged"):
-        UsageLog(client, tmp_path)
+        UsageLog(client, UsageFiles(tmp_path))
 
 
 async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> None:
@@ -269,7 +269,7 @@ async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id
 
 
 async def test_each_folder_is_a_gateway_of_its_own_that_stays_the_same(client: Client, tmp_path: Path) -> None:
-    one, again, other = (UsageLog(client, tmp_path / name) for name in ("one", "one", "other"))
+    one, again, other = (UsageLog(client, UsageFiles(tmp_path / name)) for name in ("one", "one", "other"))
     assert one.installation == again.installation != other.installation
     assert one.gateway == again.gateway != other.gateway
 
@@ -277,7 +277,7 @@ async def test_each_folder_is_a_gateway_of_its_own_that_stays_the_same(client: C
 async def test_ends_that_a_store_lost_are_written_again_to_the_one_that_took_over(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path / "store")
     client = Client.connect(store.url)
-    usage, masters = UsageLog(client, tmp_path / "usage"), Masters(client)
+    usage, masters = UsageLog(client, UsageFiles(tmp_path / "usage")), Masters(client)
     assert await masters.replay_after_failover(usage.repeat) == [0]
     opened = arrival()
     await usage.submit_arrival(opened)

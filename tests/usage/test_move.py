@@ -11,6 +11,7 @@ import pytest
 from gateway.base.errors import GatewayError
 from gateway.usage import move as module
 from gateway.usage import queries
+from gateway.usage.database import UsageFiles
 from gateway.usage.home import postgres
 from gateway.usage.move import move
 from gateway.usage.postgres import Postgres
@@ -44,8 +45,8 @@ def filled(folder: Path, count: int) -> None:
 
 
 def same(folder: Path, database: Postgres) -> None:
-    assert list(queries.select(database)) == list(queries.select(folder))
-    assert rolled_up(database) == rolled_up(folder) == summed(database)
+    assert list(queries.select(database)) == list(queries.select(UsageFiles(folder)))
+    assert rolled_up(database) == rolled_up(UsageFiles(folder)) == summed(database)
 
 
 def test_a_move_that_was_killed_again_and_again_goes_on_and_ends_with_all(
@@ -62,10 +63,10 @@ def test_a_move_that_was_killed_again_and_again_goes_on_and_ends_with_all(
 
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            move(tmp_path, database, killed)
+            move(UsageFiles(tmp_path), database, killed)
     (before,) = (sum(1 for _ in queries.select(database)),)
     assert 0 < before < 1000
-    found = move(tmp_path, database, lambda _: None)
+    found = move(UsageFiles(tmp_path), database, lambda _: None)
     assert {month: counts[0] for month, counts in found.items()}.keys() == {"2026-12", "2027-01"}
     assert (sum(each for each, _ in found.values()), sum(each for _, each in found.values())) == (1000, 900)
     same(tmp_path, database)
@@ -73,12 +74,12 @@ def test_a_move_that_was_killed_again_and_again_goes_on_and_ends_with_all(
 
 def test_what_ends_in_the_files_after_a_move_is_moved_by_the_next(database: Postgres, tmp_path: Path) -> None:
     filled(tmp_path, 100)
-    move(tmp_path, database, lambda _: None)
-    lost = [record for record in queries.select(tmp_path) if record.outcome is None]
+    move(UsageFiles(tmp_path), database, lambda _: None)
+    lost = [record for record in queries.select(UsageFiles(tmp_path)) if record.outcome is None]
     rows = usage_database(tmp_path)
     rows.write([end(lost[3]), end(arrival(id_at(NEW_YEAR_MS)))])
     rows.close()
-    move(tmp_path, database, lambda _: None)
+    move(UsageFiles(tmp_path), database, lambda _: None)
     same(tmp_path, database)
 
 
@@ -86,11 +87,11 @@ def test_a_database_that_lacks_something_is_not_said_to_have_all(
     database: Postgres, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     filled(tmp_path, 100)
-    move(tmp_path, database, lambda _: None)
+    move(UsageFiles(tmp_path), database, lambda _: None)
     database.drop("2027-01")
     with pytest.raises(GatewayError, match="fewer requests of 2027-01 than the files: run this again"):
-        move(tmp_path, database, lambda _: None)
-    move(tmp_path, database, lambda _: None)
+        move(UsageFiles(tmp_path), database, lambda _: None)
+    move(UsageFiles(tmp_path), database, lambda _: None)
     same(tmp_path, database)
 
 

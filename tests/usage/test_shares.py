@@ -21,6 +21,7 @@ from gateway.server.own_records import notes_of
 from gateway.store.client.client import Client
 from gateway.usage import completeness, queries, sink
 from gateway.usage.completeness import DAY_MS, LATE, LONGEST_MS, READ, SKEW_MS, notes
+from gateway.usage.database import UsageFiles
 from gateway.usage.gateways import HomeTaken, forget, gateways_of
 from gateway.usage.home import Home, postgres
 from gateway.usage.log import UsageLog
@@ -118,7 +119,7 @@ async def test_arrivals_and_ends_of_two_sinks_at_once_are_one_row_each(machines:
 
     def write(number: int) -> None:
         for start in range(0, len(shares[number]), 25):
-            machines[number].sink.database.write(shares[number][start : start + 25])
+            machines[number].sink.home.write(shares[number][start : start + 25])
 
     await asyncio.gather(*(asyncio.to_thread(write, number) for number in range(3)))
     home = machines[0].usage.home
@@ -130,13 +131,13 @@ async def test_arrivals_and_ends_of_two_sinks_at_once_are_one_row_each(machines:
 
 async def test_a_follower_misses_no_end_while_several_sinks_write(machines: list[Machine]) -> None:
     home = machines[0].usage.home
-    machines[0].sink.database.write([arrival()])
+    machines[0].sink.home.write([arrival()])
     tail, found = queries.Tail(home, queries.START), list[str]()
     records = [end(arrival()) for _ in range(900)]
 
     def write(number: int) -> None:
         for start in range(number * 10, 900, 30):
-            machines[number].sink.database.write(records[start : start + 10])
+            machines[number].sink.home.write(records[start : start + 10])
 
     writing = [asyncio.create_task(asyncio.to_thread(write, number)) for number in range(3)]
     while not all(task.done() for task in writing):
@@ -312,7 +313,7 @@ async def test_nothing_is_closed_while_entries_wait_that_could_be_the_end(
 ) -> None:
     one, two, _ = machines
     (record,) = await opened(one)
-    two.sink.database.write([record])
+    two.sink.home.write([record])
     await client.call("DEL", STREAM)
     await client.call("XADD", STREAM, "1-1", "record", encode(end(record)))
     one.sink.reader.begin_again()
@@ -346,15 +347,15 @@ async def test_a_list_says_that_the_log_is_late(client: Client, home: Home) -> N
 
 
 async def test_a_sink_that_runs_and_cannot_write_is_late(client: Client, tmp_path: Path) -> None:
-    one = Machine(client, tmp_path)
+    one = Machine(client, UsageFiles(tmp_path))
     await one.drain()
     await one.served(1)
     let_pass(tmp_path, 60)
     before = tmp_path / "usage"
-    one.sink.database.folder = before
+    one.sink.home.folder = before
     before.write_bytes(b"a file in the place of the folder")
     await one.drain()
-    assert len(notes(tmp_path)) == 1
+    assert len(notes(UsageFiles(tmp_path))) == 1
 
 
 async def test_a_log_is_late_while_another_sink_has_entries_that_it_does_not_write(machines: list[Machine]) -> None:
@@ -379,7 +380,7 @@ async def test_what_is_stopped_in_order_lacks_nothing(client: Client, home: Home
 
 def test_a_damaged_file_about_other_gateways_is_none(tmp_path: Path) -> None:
     (tmp_path / completeness.AWAY).write_bytes(b"{")
-    assert notes(tmp_path) == []
+    assert notes(UsageFiles(tmp_path)) == []
 
 
 # All gateways of a store log to one home; that a request never arrived is said only when nothing may have it.
@@ -392,7 +393,7 @@ async def refusal(machine: Machine) -> str:
 
 
 async def test_a_second_gateway_with_files_does_not_start_and_says_what_to_do(client: Client, tmp_path: Path) -> None:
-    one, two = Machine(client, tmp_path / "one"), Machine(client, tmp_path / "two")
+    one, two = Machine(client, UsageFiles(tmp_path / "one")), Machine(client, UsageFiles(tmp_path / "two"))
     await one.drain()
     await one.drain()
     name = f"{socket.gethostname()} ({one.usage.gateway})"
@@ -410,7 +411,7 @@ async def test_a_second_gateway_with_files_does_not_start_and_says_what_to_do(cl
 async def test_a_gateway_whose_disk_was_replaced_starts_after_the_first_was_forgotten_and_knows_what_is_lost(
     client: Client, tmp_path: Path
 ) -> None:
-    one, two = Machine(client, tmp_path / "one"), Machine(client, tmp_path / "two")
+    one, two = Machine(client, UsageFiles(tmp_path / "one")), Machine(client, UsageFiles(tmp_path / "two"))
     await one.served(1)
     await one.drain()
     before = an_id(3_600_000)
@@ -430,7 +431,7 @@ async def test_a_gateway_whose_disk_was_replaced_starts_after_the_first_was_forg
 async def test_a_gateway_with_another_home_than_the_others_does_not_start(
     client: Client, database_url: str, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    files = Machine(client, tmp_path / "one")
+    files = Machine(client, UsageFiles(tmp_path / "one"))
     await files.served(1)
     await files.drain()
     shared = Machine(client, postgres(database_url, tmp_path / "two"))
@@ -439,8 +440,10 @@ async def test_a_gateway_with_another_home_than_the_others_does_not_start(
     assert "run `gateway usage move` here, while it does not run" in await refusal(own)
     await shared.sink._membership.take()
     await shared.drain()
-    assert "log to PostgreSQL: set `usage.database` here" in await refusal(Machine(client, tmp_path / "one"))
-    unasked = (await Machine(client, tmp_path / "one").usage.ask(an_id(60_000))).unasked
+    assert "log to PostgreSQL: set `usage.database` here" in await refusal(
+        Machine(client, UsageFiles(tmp_path / "one"))
+    )
+    unasked = (await Machine(client, UsageFiles(tmp_path / "one")).usage.ask(an_id(60_000))).unasked
     assert any("log to PostgreSQL" in text for text in unasked)
     postgres_server.empty()
     other = Machine(client, postgres(database_url, tmp_path / "three"))
@@ -450,7 +453,7 @@ async def test_a_gateway_with_another_home_than_the_others_does_not_start(
 async def test_a_gateway_that_has_written_nothing_to_files_may_take_a_database(
     client: Client, database_url: str, tmp_path: Path
 ) -> None:
-    await Machine(client, tmp_path).drain()
+    await Machine(client, UsageFiles(tmp_path)).drain()
     machine = Machine(client, postgres(database_url, tmp_path))
     await machine.drain()
     assert (await client.call("GET", HOME)).startswith(b"postgresql ")
@@ -604,7 +607,7 @@ async def test_the_spool_of_this_gateway_is_named(machines: list[Machine]) -> No
     (text,) = (await one.usage.ask(an_id(60_000))).unasked
     assert text.startswith("1 files of records wait in the spool of this gateway")
     begun = arrival()
-    one.sink.database.write([begun])
+    one.sink.home.write([begun])
     found = await one.usage.ask(begun.id)  # its end may be in that file, too
     assert (found.record, found.unasked) == (begun, [text])
 

@@ -28,8 +28,8 @@ from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.wallet import Hold, Wallet
 from gateway.usage import queries, sink
-from gateway.usage.database import path_of
-from gateway.usage.home import Home, months
+from gateway.usage.database import UsageFiles, path_of
+from gateway.usage.home import Home
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import Sink, needed
@@ -106,7 +106,7 @@ async def test_the_next_sink_writes_again_what_a_killed_sink_had_written_without
     ended = await served(usage, 5)
     killed = sink_of(usage)
     (entries,) = (await killed.reader.read()).values()
-    killed.database.write(killed._records(line for _, line in entries if line))
+    killed.home.write(killed._records(line for _, line in entries if line))
     await drain(sink_of(usage))
     assert list(queries.select(usage.home)) == ended
     assert rolled_up(usage.home) == summed(usage.home)
@@ -179,11 +179,11 @@ async def test_the_sink_joins_its_group_again_when_the_store_lost_the_stream(usa
 
 
 async def test_records_stay_in_the_stream_while_the_files_cannot_be_written(client: Client, tmp_path: Path) -> None:
-    usage = UsageLog(client, tmp_path)
+    usage = UsageLog(client, UsageFiles(tmp_path))
     worker = sink_of(usage)
     await served(usage, 1)
     await drain(worker)
-    path = path_of(tmp_path, months(tmp_path)[0])
+    path = path_of(tmp_path, UsageFiles(tmp_path).months()[0])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("CREATE TRIGGER full BEFORE INSERT ON requests BEGIN SELECT raise(ABORT, 'disk is full'); END")
     ended = await served(usage, 4)
@@ -248,7 +248,7 @@ class TestRetention:
         for age in (16, 15, 11):
             await usage.submit_arrival(arrival(id_at(round((time.time() - age * MONTH_S) * 1000))))
         await drain(sink_of(usage))
-        return months(usage.home)
+        return usage.home.months()
 
     async def dropped(self, usage: UsageLog, kept: list[str], after_s: float = sink.DROPS_AFTER_S) -> int:
         """Return how many months go within this time."""
@@ -256,7 +256,7 @@ class TestRetention:
         await drain(worker)
         worker._drops_at -= after_s
         await drain(worker)
-        return len([month for month in kept if month not in months(usage.home)])
+        return len([month for month in kept if month not in usage.home.months()])
 
     async def test_a_month_a_day_goes_when_it_was_too_old_for_an_hour(self, usage: UsageLog, kept: list[str]) -> None:
         await usage.submit_arrival(arrival())
@@ -307,7 +307,7 @@ class TestRetention:
             worker._drops_at -= sink.DROPS_AFTER_S - 60
             await drain(worker)
         await drain(worker)
-        assert set(kept) <= set(months(usage.home))
+        assert set(kept) <= set(usage.home.months())
 
 
 def test_a_request_may_take_as_long_as_the_slowest_channel_and_a_margin() -> None:
@@ -319,7 +319,7 @@ def test_a_request_may_take_as_long_as_the_slowest_channel_and_a_margin() -> Non
 
 
 def config_of(usage: UsageLog) -> Config:
-    database = "" if isinstance(usage.home, Path) else usage.home._url
+    database = "" if isinstance(usage.home, UsageFiles) else usage.home._url
     return Config(data=str(usage.folder.parent), usage=UsageSettings(database=database))
 
 
@@ -347,7 +347,7 @@ async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, st
     config = config_of(usage)
     first = asyncio.create_task(sink.run(config, store_url, stop_first))
     await served(usage, 1)
-    await until(lambda: len(months(usage.home)) == 1)
+    await until(lambda: len(usage.home.months()) == 1)
     second = asyncio.create_task(sink.run(config, store_url, stop_second))
     stop_first.set()
     await first
@@ -390,7 +390,7 @@ async def test_records_are_spooled_while_the_store_is_frozen_and_stored_once_aft
     store: EmbeddedStore, tmp_path: Path
 ) -> None:
     client = Client.connect(store.url, timeout_s=1)
-    usage = UsageLog(client, tmp_path / "usage")
+    usage = UsageLog(client, UsageFiles(tmp_path / "usage"))
     stop = asyncio.Event()
     running = asyncio.create_task(sink.run(Config(data=str(tmp_path)), store.url, stop))
     ended = {record.id: record for record in await served(usage, 50)}
@@ -414,7 +414,7 @@ async def test_records_are_spooled_while_the_store_is_frozen_and_stored_once_aft
 async def test_the_spool_is_replayed_without_a_store(store: EmbeddedStore, tmp_path: Path) -> None:
     store.stop()
     client = Client.connect(store.url, timeout_s=0.1)
-    usage = UsageLog(client, tmp_path / "usage")
+    usage = UsageLog(client, UsageFiles(tmp_path / "usage"))
     opened = arrival()
     with pytest.raises(StoreAway):
         await usage.submit_arrival(opened)

@@ -12,8 +12,8 @@ import pytest
 from gateway.base.ids import arrival_ms
 from gateway.domain.exchange import Outcome
 from gateway.usage import queries, sums
-from gateway.usage.database import SUMS, UnusableFile, path_of
-from gateway.usage.home import Home, Writer
+from gateway.usage.database import SUMS, UnusableFile, UsageFiles, path_of
+from gateway.usage.home import Home
 from gateway.usage.queries import RequestsQuery, own_sums, page
 from gateway.usage.record import AttemptRecord, Record, hashed_reference
 from gateway.usage.sums import DAY_MS, Order, Row, Selected, grouped, totals
@@ -48,7 +48,7 @@ WANTED = (
 
 
 @pytest.fixture
-def database(home: Home) -> Writer:
+def database(home: Home) -> Home:
     return writer(home)
 
 
@@ -99,14 +99,14 @@ def check(home: Home, by: tuple[str, ...], wanted: Selected) -> None:
 
 @pytest.mark.parametrize("by", BY)
 def test_sums_are_those_of_the_log_whatever_is_written(
-    database: Writer, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
+    database: Home, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
 ) -> None:
     random_ = random.Random(4711)
     monkeypatch.setattr(sums, "FEW", 4)
     now_ms = NOW_MS
     for turn in range(5):
         for wanted in WANTED:  # the log is written once for all of them
-            check(database.home, by, wanted)
+            check(database, by, wanted)
         database.write(some(random_, 30, now_ms))
         now_ms += turn * 7 * 3_600_000
 
@@ -117,13 +117,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     database.close()
     path_of(tmp_path, "2026-12").write_bytes(b"no database" * 1000)
     unusable = list[UnusableFile]()
-    totals(tmp_path, ("account",), Selected(), Order(ALL), unusable)
+    totals(UsageFiles(tmp_path), ("account",), Selected(), Order(ALL), unusable)
     assert len(unusable) == 1
 
 
 # Sums from the sums by day, and from the requests themselves, are the same.
 @pytest.fixture
-def sums_database(home: Home) -> Writer:
+def sums_database(home: Home) -> Home:
     sums_database = writer(home)
     for number in range(12):
         changes: dict[str, Any] = {**COSTED} if number % 2 else {}
@@ -146,20 +146,20 @@ def sums_database(home: Home) -> Writer:
     ],
 )
 def test_both_ways_give_the_same(
-    sums_database: Writer, monkeypatch: pytest.MonkeyPatch, by: list[str], wanted: Selected
+    sums_database: Home, monkeypatch: pytest.MonkeyPatch, by: list[str], wanted: Selected
 ) -> None:
-    fast = grouped(sums_database.home, by, wanted, [])
+    fast = grouped(sums_database, by, wanted, [])
     assert fast
     monkeypatch.setattr(sums, "_OF_DAYS", set())
     if by:
-        assert grouped(sums_database.home, by, wanted, []) == fast
+        assert grouped(sums_database, by, wanted, []) == fast
 
 
-def test_a_time_within_a_day_is_exact(sums_database: Writer) -> None:
+def test_a_time_within_a_day_is_exact(sums_database: Home) -> None:
     def counted(since_ms: int, until_ms: int) -> int:
         return sum(
             line["requests"]
-            for line in grouped(sums_database.home, ["day"], Selected(None, None, None, since_ms, until_ms), [])
+            for line in grouped(sums_database, ["day"], Selected(None, None, None, since_ms, until_ms), [])
         )
 
     assert counted(NEW_YEAR_MS + 1, NEW_YEAR_MS + DAY_MS // 2) == 0
@@ -191,57 +191,57 @@ QUERIES_DAY_MS = 86_400_000
 
 
 def test_a_folder_that_does_not_exist_has_no_requests(tmp_path: Path) -> None:
-    assert queries.find(tmp_path / "none", arrival().id) is None
-    assert list(queries.select(tmp_path / "none")) == []
-    assert grouped(tmp_path / "none", ["day"], Selected(), []) == []
+    assert queries.find(UsageFiles(tmp_path / "none"), arrival().id) is None
+    assert list(queries.select(UsageFiles(tmp_path / "none"))) == []
+    assert grouped(UsageFiles(tmp_path / "none"), ["day"], Selected(), []) == []
 
 
 @pytest.mark.parametrize("id", ["", "x", "../../../etc/passwd", "ffffffff-ffff-7fff-bfff-ffffffffffff"])
-def test_an_invalid_id_is_not_found(database: Writer, id: str) -> None:  # noqa: A002
+def test_an_invalid_id_is_not_found(database: Home, id: str) -> None:  # noqa: A002
     database.write([arrival()])
-    assert queries.find(database.home, id) is None
+    assert queries.find(database, id) is None
 
 
-def test_requests_are_selected_in_the_order_of_their_arrival_across_months(database: Writer) -> None:
+def test_requests_are_selected_in_the_order_of_their_arrival_across_months(database: Home) -> None:
     times = [NEW_YEAR_MS + 7, NEW_YEAR_MS - 5, NEW_YEAR_MS, NEW_YEAR_MS - 9]
     database.write(arrival(id_at(ms)) for ms in times)
-    stamps = [row.arrived_at[-5:-1] for row in queries.select(database.home)]
+    stamps = [row.arrived_at[-5:-1] for row in queries.select(database)]
     assert stamps == [".991", ".995", ".000", ".007"]
-    assert [row.arrived_at[-5:-1] for row in queries.select(database.home, newest_first=True)] == stamps[::-1]
+    assert [row.arrived_at[-5:-1] for row in queries.select(database, newest_first=True)] == stamps[::-1]
 
 
-def test_requests_are_selected_by_account_outcome_and_time(database: Writer) -> None:
+def test_requests_are_selected_by_account_outcome_and_time(database: Home) -> None:
     mine, theirs = end(arrival(id_at(NEW_YEAR_MS))), end(arrival(id_at(NEW_YEAR_MS)), account="other")
     cut = end(arrival(id_at(NEW_YEAR_MS + 1)), outcome=Outcome.CALLER_GONE)
     database.write([mine, theirs, cut])
-    assert list(queries.select(database.home, account="demo")) == [mine, cut]
-    assert list(queries.select(database.home, outcome=Outcome.CALLER_GONE)) == [cut]
-    assert list(queries.select(database.home, since_ms=NEW_YEAR_MS + 1)) == [cut]
-    assert list(queries.select(database.home, account="other", until_ms=NEW_YEAR_MS + 1)) == [theirs]
+    assert list(queries.select(database, account="demo")) == [mine, cut]
+    assert list(queries.select(database, outcome=Outcome.CALLER_GONE)) == [cut]
+    assert list(queries.select(database, since_ms=NEW_YEAR_MS + 1)) == [cut]
+    assert list(queries.select(database, account="other", until_ms=NEW_YEAR_MS + 1)) == [theirs]
 
 
-def test_a_summary_adds_up_everything_that_it_is_not_grouped_by(database: Writer) -> None:
+def test_a_summary_adds_up_everything_that_it_is_not_grouped_by(database: Home) -> None:
     for ms in (NEW_YEAR_MS - 1, NEW_YEAR_MS, NEW_YEAR_MS + QUERIES_DAY_MS):
         other = end(arrival(id_at(ms)), model="llama-3", outcome=Outcome.REFUSED)
         database.write([end(arrival(id_at(ms)), **COSTED), other])
     sums = {"requests": 3, "prompt_tokens": 33, "completion_tokens": 123, "charge_micros": 369}
     known = {"cached_tokens": 12, "cache_write_tokens": 6, "cost_micros": 300, "margin_micros": 69, "unknown_costs": 0}
     unknown = {**dict.fromkeys(known, 0), "unknown_costs": 3}
-    assert grouped(database.home, ["model"], Selected(), []) == [
+    assert grouped(database, ["model"], Selected(), []) == [
         {"model": "gpt-4o-mini", "completed": 3, **sums, **known},
         {"model": "llama-3", "completed": 0, **sums, **unknown},
     ]
-    assert [total["requests"] for total in grouped(database.home, [], Selected(), [])] == [6]
+    assert [total["requests"] for total in grouped(database, [], Selected(), [])] == [6]
 
 
 def polled(tail: queries.Tail) -> list[Record]:
     return [record for _, record in tail.poll()]
 
 
-def test_a_tail_returns_each_request_once_when_it_has_ended(database: Writer) -> None:
+def test_a_tail_returns_each_request_once_when_it_has_ended(database: Home) -> None:
     before, across = arrival(), arrival()
     database.write([end(before), across])
-    tail = queries.Tail(database.home)
+    tail = queries.Tail(database)
     assert polled(tail) == []
     later = arrival()
     database.write([end(across), later])
@@ -251,26 +251,26 @@ def test_a_tail_returns_each_request_once_when_it_has_ended(database: Writer) ->
     assert polled(tail) == []
 
 
-def test_a_tail_continues_into_the_next_month(database: Writer) -> None:
+def test_a_tail_continues_into_the_next_month(database: Home) -> None:
     database.write([end(arrival(id_at(NEW_YEAR_MS - 1)))])
-    tail = queries.Tail(database.home)
+    tail = queries.Tail(database)
     new = end(arrival(id_at(NEW_YEAR_MS)))
     database.write([new])
     assert polled(tail) == [new]
 
 
-def test_a_tail_continues_after_any_cursor_of_another(database: Writer) -> None:
-    beginning = queries.Tail(database.home).cursor
+def test_a_tail_continues_after_any_cursor_of_another(database: Home) -> None:
+    beginning = queries.Tail(database).cursor
     ended = [end(arrival(id_at(NEW_YEAR_MS + offset))) for offset in (-3, -2, -1, 0, 1)]
     database.write(ended)
-    first = queries.Tail(database.home, beginning).poll()
+    first = queries.Tail(database, beginning).poll()
     assert [record for _, record in first] == ended
     for place, (cursor, _) in enumerate(first):
-        assert polled(queries.Tail(database.home, cursor)) == ended[place + 1 :]
+        assert polled(queries.Tail(database, cursor)) == ended[place + 1 :]
 
 
-def test_a_tail_returns_a_request_again_when_its_presumed_end_was_wrong(database: Writer) -> None:
-    tail, opened = queries.Tail(database.home), arrival()
+def test_a_tail_returns_a_request_again_when_its_presumed_end_was_wrong(database: Home) -> None:
+    tail, opened = queries.Tail(database), arrival()
     database.write([opened])
     close_open(database, arrival_ms(opened.id) + 1)
     assert [record.outcome for record in polled(tail)] == [Outcome.GATEWAY_CRASHED]
@@ -279,27 +279,27 @@ def test_a_tail_returns_a_request_again_when_its_presumed_end_was_wrong(database
 
 
 @pytest.mark.parametrize("wrong", ["x", "2026-11", "2026-11.1+", "2026-11.1+2026-12.1+2027-01.1", "2026-11.-1", "\n"])
-def test_an_invalid_cursor_is_refused(database: Writer, wrong: str) -> None:
+def test_an_invalid_cursor_is_refused(database: Home, wrong: str) -> None:
     with pytest.raises(ValueError, match="no such place"):
-        queries.Tail(database.home, wrong)
+        queries.Tail(database, wrong)
 
 
-def test_a_reader_sees_whole_batches_only_while_one_is_written(database: Writer) -> None:
+def test_a_reader_sees_whole_batches_only_while_one_is_written(database: Home) -> None:
     first = arrival()
     database.write([first])
-    reading = queries.select(database.home)
+    reading = queries.select(database)
     assert next(reading) == first
     database.write([arrival()])
     assert list(reading) == []
 
 
-def test_requests_are_named_by_the_ids_of_their_answers(database: Writer) -> None:
+def test_requests_are_named_by_the_ids_of_their_answers(database: Home) -> None:
     times = (NEW_YEAR_MS - QUERIES_DAY_MS, NEW_YEAR_MS, NEW_YEAR_MS + QUERIES_DAY_MS)
     found = [end(arrival(id_at(ms)), completion_id=f"chatcmpl-{number % 2}") for number, ms in enumerate(times)]
     database.write([*found, end(arrival(id_at(NEW_YEAR_MS)), completion_id="")])
-    assert queries.named(database.home, "completion_id", ["chatcmpl-0"], 9) == [found[2], found[0]]
-    assert queries.named(database.home, "completion_id", ["chatcmpl-0", "chatcmpl-1"], 2) == [found[2], found[1]]
-    assert queries.named(database.home, "completion_id", [""], 9) == []
+    assert queries.named(database, "completion_id", ["chatcmpl-0"], 9) == [found[2], found[0]]
+    assert queries.named(database, "completion_id", ["chatcmpl-0", "chatcmpl-1"], 2) == [found[2], found[1]]
+    assert queries.named(database, "completion_id", [""], 9) == []
 
 
 # Pages and sums of one account, from files of any version.
@@ -321,7 +321,7 @@ def all_pages(home: Home, wanted: RequestsQuery, limit: int) -> list[Record]:
         after = part.next
 
 
-def test_all_pages_together_have_each_request_once(database: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_together_have_each_request_once(database: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     named = hashed_reference("demo", "x")
     own = [
         end(
@@ -336,7 +336,7 @@ def test_all_pages_together_have_each_request_once(database: Writer, monkeypatch
     own.reverse()
     refused = [each for each in own if each.outcome is Outcome.REFUSED]
     both = [each for each in refused if each.reference]
-    home = database.home
+    home = database
     for scanned, limit in itertools.product([1, 2, 3, 100], repeat=2):
         monkeypatch.setattr(queries, "MAX_SCANNED", scanned)
         assert all_pages(home, RequestsQuery("demo"), limit) == own
@@ -348,15 +348,15 @@ def test_all_pages_together_have_each_request_once(database: Writer, monkeypatch
         assert all_pages(home, RequestsQuery("demo", outcome=Outcome.REFUSED, reference=named), limit) == both
 
 
-def test_a_reference_of_another_account_is_not_found_even_with_the_same_hash(database: Writer) -> None:
+def test_a_reference_of_another_account_is_not_found_even_with_the_same_hash(database: Home) -> None:
     database.write([end(arrival(), account="other", reference="same")])
-    assert page(database.home, RequestsQuery("demo", reference="same"), 10, []).records == []
+    assert page(database, RequestsQuery("demo", reference="same"), 10, []).records == []
 
 
-def test_records_without_an_account_are_in_no_list_and_no_sum(database: Writer) -> None:
+def test_records_without_an_account_are_in_no_list_and_no_sum(database: Home) -> None:
     database.write([end(arrival(), account=""), arrival()])
-    assert page(database.home, RequestsQuery(""), 10, []).records == []
-    assert own_sums(database.home, "", ["day"], "0000-01-01", "9999-12-31", []) == []
+    assert page(database, RequestsQuery(""), 10, []).records == []
+    assert own_sums(database, "", ["day"], "0000-01-01", "9999-12-31", []) == []
 
 
 def test_only_the_rows_of_requests_with_a_reference_are_in_its_index(tmp_path: Path) -> None:
@@ -372,11 +372,9 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     before, after = end(arrival(id_at(NEW_YEAR_MS - 1))), end(arrival(id_at(NEW_YEAR_MS)))
     database.write([before, after])
     database.close()
-    path_of(database.home, "2026-12").write_bytes(b"no database" * 1000)
+    path_of(tmp_path, "2026-12").write_bytes(b"no database" * 1000)
     unusable: list[UnusableFile] = []
-    assert page(database.home, RequestsQuery("demo"), 10, unusable).records == [after]
-    assert [line["requests"] for line in own_sums(database.home, "demo", [], "2026-01-01", "2027-12-31", unusable)] == [
-        1
-    ]
+    assert page(database, RequestsQuery("demo"), 10, unusable).records == [after]
+    assert [line["requests"] for line in own_sums(database, "demo", [], "2026-01-01", "2027-12-31", unusable)] == [1]
     assert len(unusable) == 2
     assert all("usage-2026-12.sqlite" in str(error) for error in unusable)

@@ -190,6 +190,6 @@ async def records_of(store: Store) -> dict[str, Record]:
     sink = usage_sink(store.usage, retention_months=13, crashed_after_s=600)
     while await sink.move_batch():
         pass
-    close_open(sink.database, round(time.time() * 1000))
-    sink.database.close()
+    close_open(sink.home, round(time.time() * 1000))
+    sink.home.close()
     return {record.id: record for record in queries.select(store.usage.home)}

@@ -24,7 +24,7 @@ from gateway.store.money.archive import Archive, Archiver
 from gateway.store.money.scripts import Settlement
 from gateway.store.pepper import make_pepper
 from gateway.usage import queries
-from gateway.usage.database import path_of
+from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.record import encode
 from gateway.usage.stream import write_lines
@@ -204,8 +204,8 @@ async def _background_work_goes_on(folder: Path) -> None:
             sink = usage_sink(store.usage, retention_months=13, crashed_after_s=600)
             for _ in range(4):
                 await sink.move_batch()
-            sink.database.close()
-            assert queries.find(store.usage.folder, mine.id) == mine
+            sink.home.close()
+            assert queries.find(UsageFiles(store.usage.folder), mine.id) == mine
             store.journal.append(Settlement("acme", (charge := arrival()).id, 3))
             await store.journal.replay(store.wallet.deliver)
             assert charge.id in await store.wallet.ends("acme", [charge.id])

@@ -13,6 +13,7 @@ from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import running
 from gateway.tools import verify
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import AttemptRecord
 from tests.metrics.scrape import scrape, value
 from tests.records import usage_database
@@ -90,11 +91,11 @@ def assert_can_be_computed_again(folder: Path, record: Any) -> None:
     database = usage_database(folder)
     database.write([record])
     database.close()
-    assert verify.logged(folder, record.account).wrong == {}
+    assert verify.logged(UsageFiles(folder), record.account).wrong == {}
     (folder / f"usage-{record.arrived_at[:7]}.sqlite").unlink()
     database.write([msgspec.structs.replace(record, charge_micros=record.charge_micros - 1)])
     database.close()
-    assert verify.logged(folder, record.account).wrong.keys() == {record.id}
+    assert verify.logged(UsageFiles(folder), record.account).wrong.keys() == {record.id}
 
 
 async def test_a_long_prompt_is_charged_at_the_price_of_its_tier(

@@ -15,6 +15,7 @@ from gateway.runtime.maintenance import Maintenance
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries
+from gateway.usage.database import UsageFiles
 from gateway.usage.sink import Sink
 from tests.disk import Disk, small_disk
 from tests.patience import PATIENCE_S, timed
@@ -75,8 +76,8 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     sink = usage_sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
     while await sink.move_batch():
         pass
-    sink.database.close()
-    kept = list(queries.select(gateway.store.usage.folder))
+    sink.home.close()
+    kept = list(queries.select(UsageFiles(gateway.store.usage.folder)))
     assert {record.id: record.status for record in kept} == {
         answer.headers["x-request-id"]: answer.status for answer in answers
     }
@@ -149,7 +150,9 @@ async def settled(gateway: Running, sink: Sink, count: int) -> None:
     """Do the work of the background processes until so many requests are in the files."""
     maintenance = Maintenance(gateway.store)
     async with asyncio.timeout(PATIENCE_S):
-        while len(list(queries.select(gateway.store.usage.folder))) < count or gateway.store.journal.waiting():
+        while (
+            len(list(queries.select(UsageFiles(gateway.store.usage.folder)))) < count or gateway.store.journal.waiting()
+        ):
             await maintenance.run_once()
             await sink.move_batch()
             await asyncio.sleep(0.05)
@@ -189,7 +192,7 @@ async def test_ends_that_nothing_accepts_are_kept_until_the_disk_has_space(
             await gateway.gateway.runner.wait_ended()
             await settled(gateway, sink, 8)
     await asyncio.to_thread(store.stop)
-    rows = {row.id: row for row in queries.select(gateway.store.usage.folder)}
+    rows = {row.id: row for row in queries.select(UsageFiles(gateway.store.usage.folder))}
     served = [rows[answer.headers["x-request-id"]] for answer in answers]
     assert {(row.outcome, row.charge_micros) for row in served} == {(Outcome.COMPLETED, COST)}
     assert {rows[answer.headers["x-request-id"]].outcome for answer in refused} == {Outcome.REFUSED}

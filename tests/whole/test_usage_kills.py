@@ -27,6 +27,7 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from gateway.testing import Running, running
 from gateway.usage import queries
+from gateway.usage.database import UsageFiles
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 from tests.postgres import PostgresServer
@@ -203,7 +204,7 @@ async def test_requests_refused_while_the_store_is_down_are_in_the_log_afterward
                 pass
             assert (await usage.length(), usage.spool.files()) == (0, [])
     await asyncio.to_thread(store.stop)
-    rows = {row.id: row for row in queries.select(usage.folder)}
+    rows = {row.id: row for row in queries.select(UsageFiles(usage.folder))}
     assert rows.keys() == received.keys()
     refused = [row for row in rows.values() if row.status == 503]
     assert len(refused) >= 30
@@ -211,4 +212,4 @@ async def test_requests_refused_while_the_store_is_down_are_in_the_log_afterward
         (Outcome.REFUSED, "service_unavailable", 0)
     }
     assert {row.id: row.status for row in rows.values()} == received
-    assert rolled_up(usage.folder) == summed(usage.folder)
+    assert rolled_up(UsageFiles(usage.folder)) == summed(UsageFiles(usage.folder))

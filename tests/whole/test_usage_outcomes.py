@@ -26,6 +26,7 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from gateway.usage import queries
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import Record, decode, shown_message, shown_name
 from tests.cli.processes import demo_in, kill, serving, worker_of
 from tests.patience import PATIENCE_S, wait_until
@@ -478,12 +479,12 @@ async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path
                 await answer.read()
         assert await served.stop() == 0
     rows = usage_database(folder)
-    opened = queries.find(folder, answer.headers["x-request-id"])
+    opened = queries.find(UsageFiles(folder), answer.headers["x-request-id"])
     assert opened is not None
     assert (opened.outcome, opened.charge_micros) == (None, 0)
     close_open(rows, round(time.time() * 1000))
     rows.close()
-    (record,) = queries.select(folder)
+    (record,) = queries.select(UsageFiles(folder))
     assert record == msgspec.structs.replace(opened, outcome=Outcome.GATEWAY_CRASHED)
 
 

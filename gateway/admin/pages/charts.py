@@ -17,7 +17,7 @@ from gateway.admin.pages.view import Page, Plot, View, count, plot_of, span
 from gateway.base.ids import utc
 from gateway.usage.completeness import notes
 from gateway.usage.database import UnusableFile
-from gateway.usage.home import Home, months, opened
+from gateway.usage.home import Home
 from gateway.usage.queries import collecting, rollups_of
 from gateway.usage.rollups import ROLLUP_SUMS, WAITS_MS, quantile
 
@@ -90,9 +90,9 @@ def _sums(home: Home, wanted: Span, first_s: int, model: str, unusable: list[Unu
     """Return the sums of each point."""
     found = [[0] * len(ROLLUP_SUMS) for _ in range(wanted.points)]
     since, until = utc(first_s * 1000), utc((first_s + wanted.points * wanted.size_s) * 1000)
-    for month in months(home):
+    for month in home.months():
         if since[:7] <= month <= until[:7]:
-            with collecting(unusable), opened(home, month) as part:
+            with collecting(unusable), home.opened(month) as part:
                 for at, *sums in rollups_of(part, wanted.step, since, until, model) if part else ():
                     began = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
                     point = found[int(began - first_s) // wanted.size_s]

@@ -11,7 +11,7 @@ from gateway.admin.actions.action import Actor
 from gateway.admin.actions.local import LocalClient
 from gateway.chain.services import Store
 from gateway.config.schema import load
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from tests.patience import PATIENCE_S
 from tests.records import usage_database
 
@@ -49,7 +49,7 @@ def local_client(local_client_with: LocalClientWith) -> LocalClient:
 
 
 @pytest.fixture
-def rows(local_client: LocalClient) -> Iterator[UsageDatabase]:
+def rows(local_client: LocalClient) -> Iterator[UsageFiles]:
     """The usage log that the local client reads."""
     database = usage_database(local_client.store.usage.folder)
     yield database

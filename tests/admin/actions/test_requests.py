@@ -20,7 +20,7 @@ from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import utc
 from gateway.domain.exchange import Outcome
 from gateway.store.pepper import VARIABLE
-from gateway.usage.database import UsageDatabase, path_of
+from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.record import AttemptRecord, Record, hashed_reference
 from gateway.usage.sums import NAMES, Selected, grouped
 from tests.records import COSTED, arrival, end, id_at
@@ -29,7 +29,7 @@ NOW_MS = 1_798_761_600_000
 """The begin of 2027, so that some are in two months."""
 
 
-def written(rows: UsageDatabase) -> list[Record]:
+def written(rows: UsageFiles) -> list[Record]:
     """Write twelve requests in the order of their arrival, a minute apart, over the end of a month; the last is under way."""
     found = [
         end(
@@ -67,7 +67,7 @@ async def listed(local_client: LocalClient, **query: Any) -> list[Record]:
 
 
 @pytest.mark.parametrize("limit", [1, 5, 100])
-async def test_all_are_listed_newest_first(local_client: LocalClient, rows: UsageDatabase, limit: int) -> None:
+async def test_all_are_listed_newest_first(local_client: LocalClient, rows: UsageFiles, limit: int) -> None:
     assert await listed(local_client) == []
     found = written(rows)
     assert await listed(local_client, limit=limit) == found[::-1]
@@ -95,7 +95,7 @@ async def test_all_are_listed_newest_first(local_client: LocalClient, rows: Usag
 @pytest.mark.parametrize("scanned", [1, 20_000])
 async def test_those_are_listed_to_which_all_applies(
     local_client: LocalClient,
-    rows: UsageDatabase,
+    rows: UsageFiles,
     monkeypatch: pytest.MonkeyPatch,
     query: dict[str, str],
     numbers: list[int],
@@ -106,7 +106,7 @@ async def test_those_are_listed_to_which_all_applies(
     assert await listed(local_client, **query) == [found[number] for number in numbers]
 
 
-async def test_an_id_is_found_by_what_it_begins_with(local_client: LocalClient, rows: UsageDatabase) -> None:
+async def test_an_id_is_found_by_what_it_begins_with(local_client: LocalClient, rows: UsageFiles) -> None:
     found = written(rows)
     assert await listed(local_client, id=found[7].id) == [found[7]]
     assert await listed(local_client, id=found[7].id[:-20]) == [found[7]]
@@ -117,7 +117,7 @@ async def test_an_id_is_found_by_what_it_begins_with(local_client: LocalClient, 
 
 
 async def test_a_page_ends_in_time_where_few_match(
-    local_client: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, rows: UsageFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = written(rows)
     monkeypatch.setattr(requests, "SCANNED", 1)
@@ -143,7 +143,7 @@ async def test_what_cannot_be_asked_is_refused(local_client: LocalClient, query:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_a_month_that_cannot_be_read_is_named(local_client: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_month_that_cannot_be_read_is_named(local_client: LocalClient, rows: UsageFiles) -> None:
     found = written(rows)
     rows.close()
     path_of(local_client.store.usage.folder, "2026-12").write_bytes(b"no database" * 1000)
@@ -152,7 +152,7 @@ async def test_a_month_that_cannot_be_read_is_named(local_client: LocalClient, r
     assert ["usage-2026-12" in text for text in page.unread] == [True]
 
 
-async def test_a_request_is_read_from_the_files_or_the_store(local_client: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_request_is_read_from_the_files_or_the_store(local_client: LocalClient, rows: UsageFiles) -> None:
     ended, open_ = end(arrival()), arrival()
     rows.write([ended])
     assert await requests.read(local_client, ended.id) == FoundRecord(**msgspec.structs.asdict(ended))
@@ -176,7 +176,7 @@ async def test_a_request_that_is_nowhere_is_a_404_and_has_a_story(local_client: 
             await operation(local_client, "../accounts")
 
 
-async def test_a_story_has_its_steps_with_their_times(local_client: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_story_has_its_steps_with_their_times(local_client: LocalClient, rows: UsageFiles) -> None:
     tried = [AttemptRecord("one", 503, "upstream_overloaded"), AttemptRecord("two", 200)]
     record = end(arrival(), attempts=tried, changed_by=["redact"])
     rows.write([record])
@@ -200,7 +200,7 @@ async def test_a_story_has_its_steps_with_their_times(local_client: LocalClient,
     assert story.steps[0].text.startswith("arrived and refused by auth: token expired")
 
 
-def written_by_the_hour(rows: UsageDatabase) -> list[Record]:
+def written_by_the_hour(rows: UsageFiles) -> list[Record]:
     found = [
         end(
             arrival(id_at(NOW_MS + (number - 6) * 3_600_000)),
@@ -221,11 +221,11 @@ async def summed(local_client: LocalClient, **query: Any) -> Summary:
 
 
 @pytest.mark.parametrize("by", ["", "day", "month,hour", "account,model", "token,error,outcome", "channel,group"])
-async def test_sums_are_those_of_the_log(local_client: LocalClient, rows: UsageDatabase, by: str) -> None:
+async def test_sums_are_those_of_the_log(local_client: LocalClient, rows: UsageFiles, by: str) -> None:
     written_by_the_hour(rows)
     names = usage.groups(by)
     found = await summed(local_client, by=by)
-    expected = grouped(local_client.store.usage.folder, names, Selected(), [])
+    expected = grouped(UsageFiles(local_client.store.usage.folder), names, Selected(), [])
     assert dicts(found.data, names) == expected
     assert (found.total.requests, found.total.charge_micros, found.total.unknown_costs) == (12, 66, 6)
     assert (found.lines, found.has_more, found.unread) == (len(expected), False, [])
@@ -233,7 +233,7 @@ async def test_sums_are_those_of_the_log(local_client: LocalClient, rows: UsageD
     assert all(set(NAMES) & line.keys() == set(names) for line in encoded["data"])
 
 
-async def test_the_largest_come_first_where_that_is_asked_for(local_client: LocalClient, rows: UsageDatabase) -> None:
+async def test_the_largest_come_first_where_that_is_asked_for(local_client: LocalClient, rows: UsageFiles) -> None:
     written_by_the_hour(rows)
     found = await summed(local_client, by="hour", sort="charge_micros", limit=3)
     assert [line.charge_micros for line in found.data] == [11, 10, 9]
@@ -248,7 +248,7 @@ async def test_an_unknown_group_is_refused(local_client: LocalClient) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 5, 1000])
 async def test_an_export_has_every_record_once_and_no_formula(
-    local_client: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch, at_once: int
+    local_client: LocalClient, rows: UsageFiles, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(usage, "ROWS", at_once)
     found = [
@@ -282,7 +282,7 @@ async def found(local_client: LocalClient, text: str) -> tuple[list[str], list[s
     )
 
 
-async def test_a_request_is_found_by_any_of_its_ids(local_client: LocalClient, rows: UsageDatabase) -> None:
+async def test_a_request_is_found_by_any_of_its_ids(local_client: LocalClient, rows: UsageFiles) -> None:
     for name in ("alice", "bob"):
         await accounts.create(local_client, body=NewAccount(name))
     ids = {"completion_id": "chatcmpl-7", "upstream_request_id": "req_011C"}
@@ -296,7 +296,7 @@ async def test_a_request_is_found_by_any_of_its_ids(local_client: LocalClient, r
 
 
 async def test_accounts_and_tokens_are_found_by_their_ids_and_by_the_beginning_of_a_token(
-    local_client: LocalClient, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+    local_client: LocalClient, rows: UsageFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "p" * 40)
     await accounts.create(local_client, body=NewAccount("alice", external_id="cus_Q1"))
@@ -310,5 +310,5 @@ async def test_accounts_and_tokens_are_found_by_their_ids_and_by_the_beginning_o
 
 
 @pytest.mark.parametrize("text", ["ffffffff-ffff-7fff-bfff-ffffffffffff", "x' OR 1=1 --", "\u00e4" * 200])
-async def test_anything_may_be_looked_for(local_client: LocalClient, rows: UsageDatabase, text: str) -> None:
+async def test_anything_may_be_looked_for(local_client: LocalClient, rows: UsageFiles, text: str) -> None:
     assert await found(local_client, text) == ([], [], [])

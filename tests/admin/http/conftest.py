@@ -20,7 +20,7 @@ from gateway.config.schema import load
 from gateway.metrics.exporter import Exporter
 from gateway.store.client.client import Client as StoreClient
 from gateway.store.pepper import VARIABLE
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from tests.patience import PATIENCE_S
 from tests.records import usage_database
 
@@ -32,7 +32,7 @@ ClientWith = Callable[[str], Awaitable[Client]]
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
+def rows(tmp_path: Path) -> Iterator[UsageFiles]:
     database = usage_database(tmp_path / "usage")
     yield database
     database.close()
@@ -53,7 +53,7 @@ def callers(tokens: ManagementTokens) -> Callers:
 
 
 @pytest.fixture
-def application(rows: UsageDatabase, callers: Callers, local_client: LocalClient) -> web.Application:
+def application(rows: UsageFiles, callers: Callers, local_client: LocalClient) -> web.Application:
     return Admin(callers, Exporter({}), lambda *_: local_client).application()
 
 

@@ -22,7 +22,7 @@ from gateway.admin.http.app import ADMIN, Admin, Callers
 from gateway.admin.http.port import run, serving
 from gateway.base.errors import Refused, StoreAway
 from gateway.metrics.exporter import Exporter
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import Record, decode
 from tests.admin.http.conftest import TOKEN, Client, ClientWith
 from tests.cli.processes import free_port
@@ -89,7 +89,7 @@ async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
 
 
 async def test_a_stop_does_not_wait_for_live_streams(
-    rows: UsageDatabase, callers: Callers, local_client: LocalClient
+    rows: UsageFiles, callers: Callers, local_client: LocalClient
 ) -> None:
     async with ClientSession() as session:
         async with AsyncExitStack() as stack:
@@ -111,7 +111,7 @@ async def test_a_stop_does_not_wait_for_live_streams(
     ],
 )
 async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer(
-    rows: UsageDatabase, callers: Callers, sent: bytes, caplog: pytest.LogCaptureFixture
+    rows: UsageFiles, callers: Callers, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(Admin(callers, Exporter({})), "127.0.0.1:0") as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -249,7 +249,7 @@ async def next_event(response: ClientResponse) -> tuple[str, Record]:
     return event_id.removeprefix("id: "), decode(data.removeprefix("data: "))
 
 
-async def test_each_request_is_one_event_when_it_has_ended(client: Client, rows: UsageDatabase) -> None:
+async def test_each_request_is_one_event_when_it_has_ended(client: Client, rows: UsageFiles) -> None:
     rows.write([end(arrival())])
     async with following(client) as response:
         opened, other = arrival(), arrival()
@@ -260,16 +260,14 @@ async def test_each_request_is_one_event_when_it_has_ended(client: Client, rows:
         assert (await next_event(response))[1] == end(opened)
 
 
-async def test_one_account_is_selected(client: Client, rows: UsageDatabase) -> None:
+async def test_one_account_is_selected(client: Client, rows: UsageFiles) -> None:
     async with following(client, account="mine") as response:
         mine = [end(arrival(), account="mine") for _ in range(2)]
         rows.write([end(arrival()), mine[0], end(arrival()), mine[1]])
         assert [(await next_event(response))[1] for _ in mine] == mine
 
 
-async def test_a_client_that_reconnects_gets_what_it_missed_and_nothing_twice(
-    client: Client, rows: UsageDatabase
-) -> None:
+async def test_a_client_that_reconnects_gets_what_it_missed_and_nothing_twice(client: Client, rows: UsageFiles) -> None:
     ends = [end(arrival()) for _ in range(5)]
     async with following(client) as response:
         rows.write(ends[:3])
@@ -279,7 +277,7 @@ async def test_a_client_that_reconnects_gets_what_it_missed_and_nothing_twice(
         assert [first, *[(await next_event(response))[1] for _ in ends[1:]]] == ends
 
 
-async def test_more_than_one_batch_is_sent_in_order(client: Client, rows: UsageDatabase) -> None:
+async def test_more_than_one_batch_is_sent_in_order(client: Client, rows: UsageFiles) -> None:
     async with following(client) as response:
         ends = [end(arrival()) for _ in range(1200)]
         rows.write(ends)

@@ -12,6 +12,7 @@ from gateway.admin.actions.local import GatewayState
 from gateway.alerts.event import Outbox
 from gateway.runtime.handover import RefusedReload
 from gateway.store.channels import ChannelReport, Condition
+from gateway.usage.database import UsageFiles
 from gateway.usage.gateways import About, Membership, now_ms
 from gateway.usage.stream import GATEWAYS, HEARD, HOME
 from tests.admin.pages.conftest import House
@@ -111,7 +112,7 @@ async def test_the_configuration_has_no_secret_and_says_what_was_refused(house: 
 async def test_a_gateway_that_serves_something_else_is_named(house: House) -> None:
     client, folder = house.store.client, house.folder
     own = house.store.usage.installation
-    await Membership(client, folder, own, {"models": "a", "groups": "g"}).say(0)
+    await Membership(client, UsageFiles(folder), own, {"models": "a", "groups": "g"}).say(0)
     await client.call("SET", HOME, "postgresql x")
     for name, settings in (("<b>1", {"models": "b", "groups": "g"}), ("two", {"models": "a", "groups": "g"})):
         about = msgspec.json.encode(About(host=name, settings=settings))

@@ -14,7 +14,7 @@ from aiohttp import ClientResponse
 from gateway.admin.pages import now
 from gateway.domain.exchange import Outcome
 from gateway.store.channels import ChannelReport
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from tests.admin.pages.conftest import House, PlainBrowser
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, usage_database
@@ -45,11 +45,11 @@ async def rows_of(response: ClientResponse, number: int) -> list[str]:
 
 
 @pytest.fixture
-def rows(house: House) -> UsageDatabase:
+def rows(house: House) -> UsageFiles:
     return usage_database(house.store.usage.folder)
 
 
-async def test_what_ends_is_told_once_in_order_after_what_has_ended_before(house: House, rows: UsageDatabase) -> None:
+async def test_what_ends_is_told_once_in_order_after_what_has_ended_before(house: House, rows: UsageFiles) -> None:
     browser, before = await house.browser(), [end(arrival()) for _ in range(3)]
     rows.write(before)
     async with following(browser) as response:
@@ -60,7 +60,7 @@ async def test_what_ends_is_told_once_in_order_after_what_has_ended_before(house
         assert await rows_of(response, 30) == [record.id for record in later]
 
 
-async def test_a_snapshot_has_forty_requests_at_most_and_counts_all(house: House, rows: UsageDatabase) -> None:
+async def test_a_snapshot_has_forty_requests_at_most_and_counts_all(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     async with following(browser) as response, asyncio.timeout(PATIENCE_S):
         feed = snapshots(response)
@@ -77,7 +77,7 @@ async def test_a_snapshot_has_forty_requests_at_most_and_counts_all(house: House
     assert (snapshot["health"]["store_well"], snapshot["health"]["workers"]) == (True, "0 workers")
 
 
-async def test_the_minute_before_is_counted_once(house: House, rows: UsageDatabase) -> None:
+async def test_the_minute_before_is_counted_once(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     rows.write([end(arrival(), duration_ms=0) for _ in range(50)])
     async with following(browser) as response, asyncio.timeout(PATIENCE_S):
@@ -87,7 +87,7 @@ async def test_the_minute_before_is_counted_once(house: House, rows: UsageDataba
         assert sum(snapshot["figures"]["rates"]) <= 50
 
 
-async def test_what_nobody_asked_for_is_left_out(house: House, rows: UsageDatabase) -> None:
+async def test_what_nobody_asked_for_is_left_out(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     others = [
         end(arrival(), account="other"),
@@ -132,7 +132,7 @@ async def test_who_has_not_entered_follows_nothing(house: House) -> None:
 
 
 async def test_channels_are_shown_with_their_conditions_and_nothing_of_an_earlier_look(
-    house: House, rows: UsageDatabase
+    house: House, rows: UsageFiles
 ) -> None:
     async def look(browser: PlainBrowser, wanted: bool) -> tuple[Any, Any]:
         """Return the first snapshot, and the first with channels that are healthy or not."""

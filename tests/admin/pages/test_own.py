@@ -20,6 +20,7 @@ from gateway.admin.pages.callers import MOST_AT_ONCE, MOST_CHANGES, OwnBounds
 from gateway.domain.exchange import Outcome
 from gateway.store.accounts import AccountStatus
 from gateway.usage import queries
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import hashed_reference
 from tests.admin.pages.conftest import House, PlainBrowser
 from tests.patience import soon, wait_until
@@ -76,7 +77,7 @@ async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) ->
 
 
 async def test_a_caller_looks_at_a_month_and_takes_it_away(own: House) -> None:
-    alice, (charged, *_) = await entered(own, "alice"), queries.select(own.folder / "usage")
+    alice, (charged, *_) = await entered(own, "alice"), queries.select(UsageFiles(own.folder / "usage"))
     month = charged.arrived_at[:7]
     for query, name in (("", "the last 30 days"), (f"?month={month}", month)):
         status, page = await alice.get(f"/my{query}")

@@ -13,14 +13,14 @@ import pytest
 from gateway.admin.actions import accounts
 from gateway.admin.actions.accounts import NewAccount
 from gateway.domain.exchange import Outcome
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import AttemptRecord, hashed_reference
 from tests.admin.pages.conftest import House
 from tests.records import COSTED, arrival, end, id_at, usage_database
 
 
 @pytest.fixture
-def rows(house: House) -> UsageDatabase:
+def rows(house: House) -> UsageFiles:
     return usage_database(house.store.usage.folder)
 
 
@@ -32,7 +32,7 @@ async def test_without_requests_the_page_says_how_one_comes_here(house: House) -
     assert (status, "There is no account `nobody`" in text) == (404, True)
 
 
-async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDatabase) -> None:
+async def test_requests_are_found_by_what_they_have(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     mine = end(arrival(), account="mine", model="m1", channel="c1", token_id="mine-1", group="trial")
     mine = msgspec.structs.replace(mine, reference=hashed_reference("mine", "order/7"))
@@ -63,7 +63,7 @@ async def test_requests_are_found_by_what_they_have(house: House, rows: UsageDat
         assert (status, 'role="alert"' in text or "That did not work" in text) == (400, True), query
 
 
-async def test_the_page_of_an_account_has_its_last_requests(house: House, rows: UsageDatabase) -> None:
+async def test_the_page_of_an_account_has_its_last_requests(house: House, rows: UsageFiles) -> None:
     await accounts.create(house.local_client(), body=NewAccount("mine"))
     sent = [end(arrival(), account="mine") for _ in range(12)]
     rows.write([*sent, other := end(arrival(), account="other")])
@@ -71,7 +71,7 @@ async def test_the_page_of_an_account_has_its_last_requests(house: House, rows: 
     assert [f"/requests/{each.id}" in text for each in (*sent, other)] == [False, False, *[True] * 10, False]
 
 
-async def test_times_are_in_the_zone_of_the_file_or_of_the_address(house: House, rows: UsageDatabase) -> None:
+async def test_times_are_in_the_zone_of_the_file_or_of_the_address(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     record = end(arrival())
     rows.write([record])
@@ -88,7 +88,7 @@ async def test_times_are_in_the_zone_of_the_file_or_of_the_address(house: House,
 
 
 async def test_a_time_copied_from_a_table_finds_the_request_with_and_without_its_zone(
-    house: House, rows: UsageDatabase
+    house: House, rows: UsageFiles
 ) -> None:
     house.loaded = house.configured("time_zone: Asia/Kolkata")
     browser = await house.browser()
@@ -122,7 +122,7 @@ async def test_buttons_show_a_range_and_keep_the_rest_of_the_search(house: House
         assert (await browser.get(f"/requests?since={since}"))[0] == 200
 
 
-async def test_an_external_id_is_found_with_and_without_ext(house: House, rows: UsageDatabase) -> None:
+async def test_an_external_id_is_found_with_and_without_ext(house: House, rows: UsageFiles) -> None:
     await accounts.create(house.local_client(), body=NewAccount("mine", external_id="user-17"))
     browser = await house.browser()
     record = end(arrival(), account="mine")
@@ -135,7 +135,7 @@ async def test_an_external_id_is_found_with_and_without_ext(house: House, rows: 
     assert (status, browser.headers["Location"]) == (303, "/requests?account=mine&since=1h")
 
 
-async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
+async def test_a_list_goes_on(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     records = [end(arrival(), account="mine") for _ in range(120)]
     rows.write(records)
@@ -147,7 +147,7 @@ async def test_a_list_goes_on(house: House, rows: UsageDatabase) -> None:
     assert (seen, path) == ([each.id for each in reversed(records)], "")
 
 
-async def test_a_request_is_told_as_a_story(house: House, rows: UsageDatabase) -> None:
+async def test_a_request_is_told_as_a_story(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     record = end(arrival(), **COSTED, upstream_request_id="req-of-the-upstream")
     rows.write([record])
@@ -169,7 +169,7 @@ async def test_a_request_is_told_as_a_story(house: House, rows: UsageDatabase) -
         assert (await browser.get(f"/requests/{wrong}"))[0] in (400, 404), wrong
 
 
-async def test_the_export_has_what_was_searched_for_and_no_formula(house: House, rows: UsageDatabase) -> None:
+async def test_the_export_has_what_was_searched_for_and_no_formula(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     rows.write([end(arrival(), account="mine", model="=1+1"), end(arrival(), account="other")])
     status, text = await browser.get("/requests.csv?account=mine")
@@ -179,7 +179,7 @@ async def test_the_export_has_what_was_searched_for_and_no_formula(house: House,
     assert ",'=1+1," in lines[1]
 
 
-async def test_the_search_leads_to_what_an_id_names(house: House, rows: UsageDatabase) -> None:
+async def test_the_search_leads_to_what_an_id_names(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     mine = end(arrival(), account="mine", completion_id="chatcmpl-7", tags={"tenant": "acme"}, address="192.0.2.0/24")
     rows.write([mine, end(arrival(), upstream_request_id="r-1"), end(arrival(), upstream_request_id="r-1")])
@@ -195,7 +195,7 @@ async def test_the_search_leads_to_what_an_id_names(house: House, rows: UsageDat
     assert mine.id not in (await browser.get("/requests?tag=tenant:other"))[1]
 
 
-async def test_errors_are_counted_by_code_model_and_channel(house: House, rows: UsageDatabase) -> None:
+async def test_errors_are_counted_by_code_model_and_channel(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     assert "No request had an error" in (await browser.get("/errors"))[1]
     failed = {"outcome": Outcome.UPSTREAM_FAILED, "error_code": "upstream_timeout", "model": "m1", "channel": "c1"}

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageFiles
 from tests.admin.pages.conftest import House
 from tests.records import COSTED, arrival, end, usage_database
 
 
 @pytest.fixture
-def rows(house: House) -> UsageDatabase:
+def rows(house: House) -> UsageFiles:
     return usage_database(house.store.usage.folder)
 
 
@@ -23,7 +23,7 @@ async def test_without_charges_the_page_says_how_there_are_some(house: House) ->
     assert "<rect" not in text
 
 
-async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageDatabase) -> None:
+async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     rows.write(
         [end(arrival(), account="a", **COSTED), end(arrival(), account="a", **COSTED), end(arrival(), account="b")]
@@ -55,7 +55,7 @@ async def test_sums_are_shown_drawn_and_exported(house: House, rows: UsageDataba
         assert (status, 'role="alert"' in text) == (400, True), query
 
 
-async def test_a_month_is_added_up_by_group_and_times_have_buttons(house: House, rows: UsageDatabase) -> None:
+async def test_a_month_is_added_up_by_group_and_times_have_buttons(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     rows.write([end(arrival(), account="a", group="trial"), end(arrival(), account="b", group="default")])
     month = time.strftime("%Y-%m", time.gmtime())
@@ -64,7 +64,7 @@ async def test_a_month_is_added_up_by_group_and_times_have_buttons(house: House,
         assert part in text, part
 
 
-async def test_lines_are_sorted_by_their_headings(house: House, rows: UsageDatabase) -> None:
+async def test_lines_are_sorted_by_their_headings(house: House, rows: UsageFiles) -> None:
     browser = await house.browser()
     rows.write(
         [end(arrival(), account="many", charge_micros=1) for _ in range(3)]

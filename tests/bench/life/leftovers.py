@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.usage import queries
+from gateway.usage.database import UsageFiles
 from gateway.usage.record import Record
 from gateway.usage.sink import Sink
 from tests.bench.life.answers import KINDS
@@ -64,8 +65,8 @@ async def read_log(site: Site) -> dict[str, list[Record]]:
         while await sink.close_lost(_now_ms()):
             while await sink.move_batch():
                 pass
-        sink.database.close()
-        for record in queries.select(store.usage.folder):
+        sink.home.close()
+        for record in queries.select(UsageFiles(store.usage.folder)):
             rows[record.id].append(record)
     return rows
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.base.errors import Misconfigured
 from gateway.tools.reconcile.bill import BillLine, Columns, amount, read
 from gateway.tools.reconcile.join import Call, Join, Sum, logged
-from gateway.usage.database import UnusableFile, path_of
+from gateway.usage.database import UnusableFile, UsageFiles, path_of
 from gateway.usage.record import AttemptRecord, Record
 from tests.records import arrival, end, id_at, usage_database
 
@@ -281,7 +281,7 @@ def served(at_ms: int, *attempts: AttemptRecord, **changes: object) -> Record:
 
 def calls(folder: Path, since_ms: int | None = None, until_ms: int | None = None) -> list[Call]:
     unusable: list[UnusableFile] = []
-    found = list(logged(folder, since_ms=since_ms, until_ms=until_ms, unusable=unusable))
+    found = list(logged(UsageFiles(folder), since_ms=since_ms, until_ms=until_ms, unusable=unusable))
     assert unusable == []
     return found
 
@@ -343,5 +343,5 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: P
     database.close()
     path_of(tmp_path, "2026-10").write_bytes(b"no database" * 1000)
     unusable: list[UnusableFile] = []
-    assert len(list(logged(tmp_path, since_ms=None, until_ms=None, unusable=unusable))) == 1
+    assert len(list(logged(UsageFiles(tmp_path), since_ms=None, until_ms=None, unusable=unusable))) == 1
     assert "usage-2026-10.sqlite" in str(unusable[0])
