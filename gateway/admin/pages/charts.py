@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -18,7 +19,7 @@ from gateway.base.ids import utc
 from gateway.usage.completeness import notes
 from gateway.usage.database import UnusableFile
 from gateway.usage.home import Home
-from gateway.usage.queries import collecting, rollups_of
+from gateway.usage.queries import over_months, rollups_of
 from gateway.usage.rollups import ROLLUP_SUMS, WAITS_MS, quantile
 
 
@@ -90,13 +91,11 @@ def _sums(home: Home, wanted: Span, first_s: int, model: str, unusable: list[Unu
     """Return the sums of each point."""
     found = [[0] * len(ROLLUP_SUMS) for _ in range(wanted.points)]
     since, until = utc(first_s * 1000), utc((first_s + wanted.points * wanted.size_s) * 1000)
-    for month in home.months():
-        if since[:7] <= month <= until[:7]:
-            with collecting(unusable), home.opened(month) as part:
-                for at, *sums in rollups_of(part, wanted.step, since, until, model) if part else ():
-                    began = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
-                    point = found[int(began - first_s) // wanted.size_s]
-                    point[:] = map(int.__add__, point, sums)
+    read = partial(rollups_of, step=wanted.step, since=since, until=until, model=model)
+    for at, *sums in over_months(home, since[:7], until[:7], unusable, read):
+        began = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+        point = found[int(began - first_s) // wanted.size_s]
+        point[:] = map(int.__add__, point, sums)
     return found
 
 

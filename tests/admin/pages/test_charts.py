@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admin.pages.view import HEIGHT, headline, plot_of
+from gateway.base.ids import now_ms, utc
 from gateway.domain.exchange import Outcome
+from gateway.usage.database import path_of, set_aside
 from gateway.usage.rollups import WAITS_MS, quantile
 from tests.admin.pages.conftest import House
 from tests.records import COSTED, arrival, end, id_at, usage_database
@@ -38,7 +40,10 @@ async def test_a_point_has_its_sums_and_leads_to_its_requests(house: House, sinc
 
 async def test_without_requests_there_is_nothing_to_see(house: House) -> None:
     status, text = await (await house.browser()).get("/charts?since=never&model=nobody")
-    assert (status, text.count("None in this time.")) == (200, 4)
+    assert (status, text.count("None in this time."), "set aside" in text) == (200, 4, False)
+    aside = set_aside(path_of(house.store.usage.folder, utc(now_ms())[:7]))
+    aside.touch()
+    assert f"{aside} was damaged and set aside" in unescape((await (await house.browser()).get("/charts"))[1])
 
 
 def test_a_quantile_is_within_its_column() -> None:
