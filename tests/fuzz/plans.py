@@ -19,11 +19,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import hiredis
 import msgspec
@@ -34,9 +34,12 @@ from gateway import AccountLimits, AccountStatus, Budgets, Record
 from gateway.base.ids import Clock
 from gateway.chain.plugin import StalePlan
 from gateway.chain.request_hooks import RequestHooks
+from gateway.domain.facts import Candidate
+from gateway.runtime.worker import new_loop
 from gateway.store import limits
+from gateway.store.channels import _keys
+from gateway.store.circuit_breaker import ChannelBreaker
 from gateway.store.client.client import Script
-from gateway.store.client.connection import Connection
 from gateway.store.tokens import TokenStatus, tokens_key
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
@@ -55,7 +58,9 @@ TIMES: Final = {"arrived_at": "", "duration_ms": 0, "longest_gap_ms": 0, "first_
 HEADERS: Final = re.compile(rb"(?i)\r\n(date|x-request-id): [^\r]*")
 REQUEST_ID: Final = re.compile(rb"(?i)\r\nx-request-id: ([^\r]*)")
 decode_record: Final = msgspec.json.Decoder(Record).decode
-IDS: Final = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+ENDS_OF_IDS: Final = re.compile(rb"-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+"""The last 23 bytes of an id, found fifty times as fast as a whole one: they begin with the same two."""
+BEGINS: Final = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}")
 
 LIMITS: Final[tuple[dict[str, Any], ...]] = (
     *({}, {}, {}, {}),
@@ -129,11 +134,22 @@ def standing_still() -> Iterator[Callable[[], None]]:
         patch.setattr(limits, "_LIMITS_OF_TOKEN", limits.of_token(still))
         patch.setattr(Clock, "monotonic", lambda _: now[0])
         patch.setattr("plugins.pacing.LONGEST_DELAY_S", 0.0)
+        patch.setattr(ChannelBreaker, "_run", _nothing)
+        patch.setattr(ChannelBreaker, "wait_s", _wait_s)
         patch.setattr("plugins.pacing.ALL_ADDRESSES", 1_000_000)  # those of another episode count for nobody
         patch.setattr("plugins.usage_logger.REPORT_EVERY_S", 1e9)  # what was counted is compared instead
         patch.setattr("plugins.model_routing._by_chance", lambda each: Random(f"{Way.chosen} {each.name}").random())
         patch.setenv("GATEWAY_PEPPER", "pepper-of-both-gateways-which-is-long-enough")
         yield move
+
+
+async def _nothing(_: ChannelBreaker) -> None:
+    """Stand in for the synchronization in the background: failures are told to the store where a request waits for it."""
+
+
+async def _wait_s(health: ChannelBreaker, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
+    await health.sync()
+    return health._wait_s(candidates, account, asked_s)
 
 
 class Caller(asyncio.Protocol):
@@ -145,8 +161,7 @@ class Caller(asyncio.Protocol):
         self._answered: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # one of uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -201,12 +216,20 @@ def comparable_answer(raw: bytes) -> tuple[bytes, bytes]:
     return HEADERS.sub(b"", head), body
 
 
-def comparable_command(packed: bytes) -> list[bytes | Record]:
-    """Return the parts of a command without ids and times."""
+def without_ids(packed: bytes) -> bytes:
+    """Return commands with zeros in place of each id."""
+    for found in {packed[max(0, each.end() - 36) : each.end()] for each in ENDS_OF_IDS.finditer(packed)}:
+        if BEGINS.match(found):
+            packed = packed.replace(found, b"0" * 36)
+    return packed
+
+
+def comparable_commands(packed: Sequence[bytes]) -> list[list[bytes | Record]]:
+    """Return the parts of each command, without ids and times."""
     reader = hiredis.Reader()
-    reader.feed(IDS.sub(b"0" * 36, packed))
-    parts: list[bytes] = reader.gets()
-    return [comparable_record(part) if part.startswith(b'{"id"') else part for part in parts]
+    reader.feed(without_ids(b"".join(packed)))
+    commands: list[list[bytes]] = [reader.gets() for _ in packed]
+    return [[comparable_record(part) if part.startswith(b'{"id"') else part for part in parts] for parts in commands]
 
 
 def comparable_record(line: bytes) -> Record:
@@ -237,13 +260,17 @@ class Way:
     """What decides which of two channels is called: where a plan declines, a draw would be made again."""
 
     def __init__(self, gateway: Running, upstream: Upstream, *, by_plans: bool) -> None:
-        self.gateway, self.upstream, self.store, self.by_plans = gateway, upstream, gateway.store, by_plans
+        self.gateway, self.upstream, self.store = gateway, upstream, gateway.store
         self.caller = Caller()
         self.commands: list[bytes] = []
+        self.failed = False
+        """Whether a call of a channel has failed, since its failures were forgotten."""
         chain = gateway.gateway.chain
         if not by_plans:
             chain.plans = None
         gateway.store.usage.gateway = "the same"
+        for client in (gateway.store.client, gateway.store.settling):
+            vars(client._topology)["send"] = self._keeping(client._topology.send)
         found = {type(entry.plugin): entry.plugin for entry in chain.entries}
         routing, logger = found[ModelRouting], found[UsageLogger]
         assert isinstance(routing, ModelRouting)
@@ -263,16 +290,25 @@ class Way:
             head = head.replace(b"\r\nConnection: close", b"")
         answer = head, body
         await self.gateway.gateway.runner.wait_idle(PATIENCE_S)
-        commands = [comparable_command(each) for each in self.commands]
-        return answer, commands, self.upstream.received
+        return answer, comparable_commands(self.commands), self.upstream.received
+
+    def _keeping(self, send: Callable[..., asyncio.Future[Any]]) -> Callable[..., asyncio.Future[Any]]:
+        """Return what sends as before and keeps the commands of requests."""
+
+        def sending(packed: bytes, convert: Any, script: str | None) -> asyncio.Future[Any]:
+            start = packed[:24]
+            if (b"\r\nXADD\r\n" in start and b'"operation":"counted"' not in packed) or (
+                b"\r\nEVALSHA\r\n" in start and b"{channels}" not in packed
+            ):
+                self.commands.append(packed)
+            return send(packed, convert, script)
+
+        return sending
 
     async def open_channels(self) -> None:
-        """Let all channels be healthy, whatever their upstream has answered."""
-        for _ in range(2):
-            await self.routing.health.sync()
-            async for key in self.store.client.keys("gw:{channels}*"):
-                await self.store.client.call("DEL", key)
-        await self.routing.health.sync()
+        """Let all channels be healthy again, whatever their upstream has answered."""
+        health, client = self.routing.health, self.store.client
+        await asyncio.gather(health.sync(), client.call("DEL", *_keys(list(health._channels))), health.sync())
 
     async def left(self, account: str) -> object:
         """Return what an account has at the end, without ids and times."""
@@ -395,7 +431,7 @@ class Comparison:
     async def _compare(
         self, place: str, draw: int, address: str, pieces: Sequence[bytes], answers: Sequence[Answer]
     ) -> None:
-        seen = [await way.ask(draw, address, pieces, answers) for way in self.ways]
+        seen = await asyncio.gather(*(way.ask(draw, address, pieces, answers) for way in self.ways))
         self.requests += 1
         status = seen[0][0][0][9:12].decode()
         code = re.search(rb'"code": ?"(\w+)"', seen[0][0][1]) if status != "200" else None
@@ -404,9 +440,10 @@ class Comparison:
             for what, one, two in zip(("answer", "store", "upstream"), *seen, strict=True):
                 if one != two:
                     self._differ(place, f"{what} of {b''.join(pieces)[:600]!r}\n{shown(one, two)}")
-        if any(answer.fails for answer in answers):
-            for way in self.ways:
+        for way in self.ways:
+            if way.failed:
                 await way.open_channels()
+                way.failed = False
 
     def _differ(self, place: str, what: str) -> None:
         self.differences.append(f"seed {self.seed}, {place}: {what}")
@@ -417,11 +454,11 @@ async def compared(folder: Path, seed: int) -> AsyncIterator[Comparison]:
     """Yield a comparison, with two gateways that serve meanwhile."""
     async with AsyncExitStack() as stack:
         move = stack.enter_context(standing_still())
-        upstream = await stack.enter_async_context(Upstream.listening())
         ways = []
         for name in ("plans", "hooks"):
             own = folder / name
             own.mkdir()
+            upstream = await stack.enter_async_context(Upstream.listening())
             gateway = await stack.enter_async_context(running(document(upstream.base_url), own))
             ways.append(Way(gateway, upstream, by_plans=name == "plans"))
         comparison = Comparison((ways[0], ways[1]), seed, move)
@@ -432,16 +469,14 @@ async def compared(folder: Path, seed: int) -> AsyncIterator[Comparison]:
 @contextmanager
 def counted(comparison: Comparison) -> Iterator[None]:
     """Keep the commands of requests, and count what becomes of plans."""
-    send, run = Connection.send, RequestHooks.run_plan
-    by_client = {id(way.store.client): way for way in comparison.ways}
+    run, ways = RequestHooks.run_plan, {way.routing.health: way for way in comparison.ways}
 
-    def sending(connection: Connection, packed: bytes, *more: Any, **named: Any) -> Any:
-        if b'"operation":"counted"' not in packed and (
-            b"\r\nXADD\r\n" in packed[:24] or (b"\r\nEVALSHA\r\n" in packed[:24] and b"{channels}" not in packed)
-        ):
-            for way in by_client.values():
-                way.commands.append(packed)
-        return send(connection, packed, *more, **named)
+    def noting(tell: Callable[..., None]) -> Callable[..., None]:
+        def telling(health: ChannelBreaker, *given: Any, **named: Any) -> None:
+            ways[health].failed = True
+            tell(health, *given, **named)
+
+        return telling
 
     async def running_plan(hooks: RequestHooks, plan: Any, body: Any) -> int:
         try:
@@ -456,7 +491,8 @@ def counted(comparison: Comparison) -> Iterator[None]:
         return place
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "send", sending)
+        for name in ("failed", "starting"):
+            patch.setattr(ChannelBreaker, name, noting(getattr(ChannelBreaker, name)))
         patch.setattr(RequestHooks, "run_plan", running_plan)
         yield
 
@@ -474,6 +510,12 @@ async def compare(folder: Path, requests: int, seed: int, seconds: float = float
     return comparison
 
 
+def run(comparing: Coroutine[Any, Any, Comparison]) -> Comparison:
+    """Compare in an event loop as a worker has it."""
+    with asyncio.Runner(loop_factory=new_loop()) as runner:
+        return runner.run(comparing)
+
+
 def main() -> int:
     """Compare, and print what was."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -484,7 +526,7 @@ def main() -> int:
     began = time.monotonic()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with tempfile.TemporaryDirectory() as folder:
-        comparison = asyncio.run(compare(Path(folder), given.requests, given.seed, given.seconds))
+        comparison = run(compare(Path(folder), given.requests, given.seed, given.seconds))
     took = time.monotonic() - began
     print(
         f"seed {given.seed}: {comparison.requests} requests in {took:.0f} s, {comparison.requests / took:.0f} a second"
