@@ -25,6 +25,7 @@ MODULES: Final = (
     "gateway.chat.events",
     "gateway.chat.sse",
     "gateway.chat.tokens",
+    "gateway.metrics.series",
     "gateway.proxy.attempt",
     "gateway.proxy.caller",
     "gateway.proxy.relay",

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, Numbers, SharedHistogram, SharedNumbers
+from gateway.metrics.series import Numbers, SharedHistogram
+from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, SharedNumbers
 
 OWN: Final = "plugin"
 """What the keys of these series begin with."""

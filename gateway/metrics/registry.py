@@ -12,14 +12,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from gateway.base.errors import StoreAway
 from gateway.domain.catalogue import Catalogue
 from gateway.domain.exchange import COMPLETED, Exchange, Outcome
 from gateway.metrics.own import OwnMetrics
-from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, Numbers, SharedHistogram, SharedNumbers
+from gateway.metrics.series import Numbers, RequestSeries, SharedHistogram
+from gateway.metrics.shared import OTHER, WAIT_BOUNDS, Family, Key, SharedNumbers
 from gateway.store.channels import ChannelStatus, Condition
 from gateway.store.client.connection import CALLS
 
@@ -36,13 +37,8 @@ STORE_CALL_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 SERVED_BY: Final = ("model", "channel")
 CONDITION: Final = ("channel", "condition")
 
-SeriesKey = tuple[str | None, str, str]
-Observe = Callable[[float], None]
-Series = tuple[
-    tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers],
-    tuple[Observe, Observe, Observe],
-]
-"""Ten numbers, each a view of one, and three histograms."""
+SeriesKey = tuple[Outcome | None, str, str, str]
+"""Outcome, model, channel and group, of which a missing one is empty."""
 
 CONDITIONS: Final = tuple(Condition)
 """The states of `channel_condition`; its number is the position from 1 on, 0 while it is not known."""
@@ -123,9 +119,8 @@ class Metrics:
         """What plugins count of their own."""
         self._codes: defaultdict[str, set[str]] = defaultdict(set)
         """The codes that are labels, by the plugin that refused: none of them takes the place of another's, or of the gateway's."""
-        self._series: dict[SeriesKey, Series] = {}
+        self._series: dict[SeriesKey, RequestSeries] = {}
         self.channels = ChannelMetrics(shared)
-        self._groups = {group: self._group(group) for group in (OTHER, NONE)}
         if catalogue is not None:
             self.use(catalogue)
         for key in STARTED:
@@ -136,50 +131,35 @@ class Metrics:
     def use(self, catalogue: Catalogue) -> None:
         """Count under the names of `catalogue` from now on, and forget the series of other names."""
         self.catalogue = catalogue
-        models, channels = {*catalogue.models, OTHER, NONE}, {*catalogue.channels, OTHER, NONE}
         self.channels.forget(catalogue.channels)
         self.channels.use(catalogue.channels)
-        self._groups = {group: self._group(group) for group in (*catalogue.groups, OTHER, NONE)}
-        self._series = {key: series for key, series in self._series.items() if key[1] in models and key[2] in channels}
+        self._series = {}
+        for group in (*catalogue.groups, OTHER, NONE):
+            self._group(group)
 
     def ended(self, exchange: Exchange) -> None:
         """Count a request at its end."""
-        model, channel, catalogue = exchange.model, exchange.channel, self.catalogue
-        if catalogue is None or model not in catalogue.models:
-            model = OTHER if model else NONE
-        if catalogue is None or channel not in catalogue.channels:
-            channel = OTHER if channel else NONE
-        completed = exchange.outcome is COMPLETED
-        key = exchange.outcome, model, channel
-        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key)
-        requests, attempts, prompt, completion, read, written, charged, cost, margin, unknown = counters
-        requests[0] += 1.0
-        attempts[0] += 1.0
+        outcome = exchange.outcome
+        key = outcome, exchange.model, exchange.channel, exchange.group
+        series = self._series.get(key) or self._find(*key)
         started, begun = exchange.started, exchange.first_byte
-        duration((exchange.ended or started) - started)
+        charged, cost = exchange.charge_micros, exchange.cost_micros
+        series.count((exchange.ended or started) - started, charged)
         if begun is not None:
-            first_byte(begun - started)
-            longest_gap(exchange.longest_gap_s)
-        for attempt in exchange.attempts:
+            series.count_answer(begun - started, exchange.longest_gap_s)
+        if cost is None:
+            series.count_unknown_cost()
+        else:
+            series.count_cost(cost, charged - cost)
+        attempts = exchange.attempts
+        for attempt in attempts:
             usage = attempt.usage
-            prompt[0] += usage.prompt_tokens
-            completion[0] += usage.completion_tokens
-            if usage.cached_tokens or usage.cache_write_tokens:
-                read[0] += usage.cached_tokens
-                written[0] += usage.cache_write_tokens
-        of_group, charged_to_group = self._groups.get(exchange.group) or self._groups[OTHER if exchange.group else NONE]
-        of_group[0] += 1.0
-        if charge_micros := exchange.charge_micros:
-            charged[0] += charge_micros
-            charged_to_group[0] += charge_micros
-        if (cost_micros := exchange.cost_micros) is None:
-            unknown[0] += 1.0
-        elif cost_micros or charge_micros:
-            cost[0] += cost_micros
-            margin[0] += charge_micros - cost_micros
-        if not completed or len(exchange.attempts) > 1:
+            series.count_tokens(
+                usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.cache_write_tokens
+            )
+        if outcome is not COMPLETED or len(attempts) > 1:
             self.channels.failed(exchange)
-            if exchange.outcome is Outcome.INTERNAL_ERROR:
+            if outcome is Outcome.INTERNAL_ERROR:
                 self.count("internal_errors")
         if exchange.error is not None:
             if exchange.error.unavailable:
@@ -227,10 +207,19 @@ class Metrics:
             codes.add(code)
         self.count("errors", code, plugin or NONE)
 
-    def _add(self, key: SeriesKey) -> Series:
-        """Return the series of an outcome, a model and a channel. Its times are counted by channel alone."""
-        outcome, *place = key
-        channel = place[-1]
+    def _find(self, outcome: Outcome | None, model: str, channel: str, group: str) -> RequestSeries:
+        """Return the series of a request, under names of the catalogue. Its times are counted by channel alone."""
+        catalogue = self.catalogue
+        if catalogue is None or model not in catalogue.models:
+            model = OTHER if model else ""
+        if catalogue is None or channel not in catalogue.channels:
+            channel = OTHER if channel else ""
+        if catalogue is None or group not in catalogue.groups:
+            group = OTHER if group else ""
+        key = outcome, model, channel, group
+        if (series := self._series.get(key)) is not None:
+            return series
+        model, channel = place = model or NONE, channel or NONE
         counters = (
             self._numbers("requests", str(outcome), *place),
             self.channels.attempts(channel),
@@ -242,13 +231,10 @@ class Metrics:
             self._numbers("cost_micros", *place),
             self._numbers("margin_micros", *place),
             self._numbers("unknown_costs", *place),
+            *self._group(group or NONE),
         )
-        times = (
-            self.histogram("duration_seconds", channel).observe,
-            self.histogram("first_byte_seconds", channel).observe,
-            self.histogram("longest_gap_seconds", channel).observe,
-        )
-        series = self._series[key] = counters, times
+        times = [self.histogram(f"{name}_seconds", channel) for name in ("duration", "first_byte", "longest_gap")]
+        series = self._series[key] = RequestSeries(counters, times)
         return series
 
 

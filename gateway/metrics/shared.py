@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import mmap
 import struct
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from gateway.base.log import log
+from gateway.metrics.series import histogram_width
 
 Key = tuple[str, ...]
 Numbers: TypeAlias = "memoryview[float]"
@@ -91,26 +91,6 @@ class SharedNumbers:
         return self._entry(start)[1]
 
 
-class SharedHistogram:
-    """Observations counted in ranges. Its numbers: a count for each bound, one for all above, and the sum."""
-
-    def __init__(self, numbers: Numbers, bounds: Sequence[float]) -> None:
-        self._numbers = numbers
-        self._bounds = bounds
-        self._sum = len(bounds) + 1
-
-    @staticmethod
-    def width(bounds: Sequence[float]) -> int:
-        """Return how many numbers a histogram with these bounds has."""
-        return len(bounds) + 2
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count one observation, or several of the same value."""
-        numbers = self._numbers
-        numbers[bisect_left(self._bounds, value)] += times
-        numbers[self._sum] += value * times
-
-
 def _key(encoded: bytes) -> Key | None:
     """Return the key of an entry; None where it cannot be read, which must stop neither a process nor an export."""
     try:
@@ -139,4 +119,4 @@ class Family(msgspec.Struct, frozen=True):
     @property
     def width(self) -> int:
         """How many numbers one series has."""
-        return SharedHistogram.width(self.bounds) if self.kind == "histogram" else 1
+        return histogram_width(self.bounds) if self.kind == "histogram" else 1

@@ -22,7 +22,8 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.own import MAX_METRICS, MAX_SERIES, OwnMetrics
 from gateway.metrics.registry import FAMILIES, Metrics
-from gateway.metrics.shared import SharedHistogram, SharedNumbers
+from gateway.metrics.series import SharedHistogram
+from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failure import of_answer
 from gateway.store.channels import AccountCoolDown, ChannelStatus, Condition
 from gateway.store.client.client import Client
@@ -566,9 +567,8 @@ def test_series_beyond_the_memory_are_not_shared_and_that_is_logged_once() -> No
 
 def test_a_value_equal_to_a_bound_is_counted_in_its_range() -> None:
     shared = SharedNumbers()
-    histogram = SharedHistogram(shared.at(("h",), 4), (0.1, 1.0))
     for seconds in (0.05, 0.1, 0.2, 5.0):
-        histogram.observe(seconds)
+        SharedHistogram(shared.at(("h",), 4), (0.1, 1.0)).observe(seconds)
     ((_, numbers),) = shared
     assert numbers == [2.0, 1.0, 1.0, 5.35]
 
