@@ -220,7 +220,8 @@ class AuthPart(PlanPart):
         if self._addresses and not _within(exchange.request.peer, self._addresses):
             return None
         exchange.token_id, exchange.account, exchange.group = caller.token_id, caller.account, caller.group
-        exchange[Authenticated], exchange[Caller] = known, caller
+        facts = exchange.facts
+        facts[Authenticated], facts[Caller] = known, caller
         return ()
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[bool] | None:

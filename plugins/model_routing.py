@@ -173,7 +173,7 @@ class RoutePart(PlanPart):
             fallbacks = routing.fallbacks(options.fallback, exchange, body, draw)
         if candidates is None:
             candidates = tuple([candidate for tier in self._tiers for candidate in self._order(tier, draw)])
-        exchange[Route] = Route(candidates, AccountBreaker(routing.health, self._account), session, fallbacks)
+        exchange.facts[Route] = Route(candidates, AccountBreaker(routing.health, self._account), session, fallbacks)
         return ()
 
 

@@ -1,7 +1,8 @@
 """Crash points: places at which tests kill the process, to prove what survives.
 
 `GATEWAY_CRASH_AT=label` or `label:n` ends the process when it reaches a label of `LABELS` for the first or the n-th time.
-Without the variable a crash point is an empty call, and there is none on the path of an event.
+Without the variable a crash point is a call of `len`, which does nothing either and costs less than a function of Python. There is
+none on the path of an event.
 """
 
 from __future__ import annotations
@@ -63,13 +64,9 @@ def _armed(setting: str) -> Callable[[str], None]:
     return crash
 
 
-def _nothing(label: str) -> None:
-    pass
-
-
 _setting = os.environ.get("GATEWAY_CRASH_AT", "")
 
-point: Final = _armed(_setting) if _setting else _nothing
+point: Final[Callable[[str], object]] = _armed(_setting) if _setting else len
 """Mark that the process has reached a label."""
 
 on_event: Final[tuple[tuple[str, Callable[[Any, bytes], None]], ...]] = (

@@ -30,7 +30,7 @@ from gateway.chat.dialect import Dialect
 from gateway.config.channel import HEADER_VALUE, auth_of, check_headers
 from gateway.config.decode import WrongSetting
 from gateway.domain.exchange import COMPLETED, Exchange
-from gateway.domain.facts import Route
+from gateway.domain.facts import Caller, Route
 from gateway.domain.reply import Reply
 from gateway.operations.operation import MISDIRECTED
 from gateway.store.client.client import Client
@@ -138,10 +138,19 @@ class Chain:
         plans = self.plans if exchange.whole else None
         if plans is None:
             return await hooks.run()
-        place, plan = 0, await plans.find(exchange)
+        place = 0
+        plan: PlannedChain | None = None
+        if (found := plans.of_caller(exchange)) is not None:
+            exchange.facts[Caller], of_caller = found  # whose share of the memory the body takes
+            try:
+                body = await exchange.body()
+                plan = of_caller.get((exchange.request.operation, body.model))
+            except (GatewayError, ConnectionError):
+                plan = None  # the hooks find it, in their order
+            del exchange.facts[Caller]  # until the guard of the plan has said that it is still so
         if plan is not None:
             try:
-                place = await hooks.run_plan(plan, await exchange.body())
+                place = await hooks.run_plan(plan, body)
             except StalePlan:
                 plans.forget(plan)
                 plan = None
@@ -150,7 +159,7 @@ class Chain:
             if reply is None:
                 plans.add(exchange)
         elif place == len(plan.entries):
-            exchange[PlannedChain] = plan
+            exchange.facts[PlannedChain] = plan
         return reply
 
     async def may_fail_over(self, exchange: Exchange) -> bool:
@@ -165,7 +174,7 @@ class Chain:
         To cancel this means to give up the hook that is running: those of the other plugins still run.
         """
         try:
-            plan = exchange.get(PlannedChain)
+            plan = exchange.facts.get(PlannedChain)
             if plan is None or exchange.outcome is not COMPLETED:
                 await run_end_hooks(exchange, entered, self._ends)
             else:

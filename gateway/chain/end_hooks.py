@@ -63,16 +63,22 @@ async def end_by_plan(exchange: Exchange, plan: PlannedChain, entered: list[Entr
             await run_end_hooks(exchange, rest, client)
             del entered[len(plan.entries) :]
         try:
-            replies = await _replies_to(exchange, plan, client)
+            if (values := _values(exchange, plan)) is not None:
+                end, replies = plan.end, ()
+                if end is not None:
+                    replies = await client.send(end.command(exchange.id, values), end.script)
         except GatewayError as error:
-            lost = error
-    if replies is None:
+            replies, lost = None, error
+        except BaseException as error:
+            replies = None
+            EndHooks(exchange, client).contain(plan.entries[-1], "prepare", error)
+    if replies is None or not _all_ran(plan, replies):
         await run_end_hooks(exchange, entered, client, lost)
         return
     outcome = exchange.outcome
-    for (entry, read), (_, value) in zip(plan.end_reads, replies, strict=True):
+    for place, (entry, read) in enumerate(plan.end_reads):
         try:
-            read(exchange, value)
+            read(exchange, replies[place][1])
         except BaseException as error:
             EndHooks(exchange, client).contain(entry, "prepare", error)
     if exchange.outcome is not outcome:
@@ -80,30 +86,22 @@ async def end_by_plan(exchange: Exchange, plan: PlannedChain, entered: list[Entr
     entered.clear()
 
 
-async def _replies_to(exchange: Exchange, plan: PlannedChain, client: Client) -> Sequence[Reply] | None:
-    """Send the ends of a plan's parts. Return their replies; None where a part declines or one of them did not run.
+def _values(exchange: Exchange, plan: PlannedChain) -> list[Argument] | None:
+    """Return what fills the ends of a plan's parts; None where one declines."""
+    values: list[Argument] = []
+    for fill in plan.end_fills:
+        filled = fill(exchange)
+        if filled is None:
+            return None
+        values += filled
+    return values
 
-    Raises an error of the store.
-    """
-    values = list[Argument]()
-    try:
-        for fill in plan.end_fills:
-            filled = fill(exchange)
-            if filled is None:
-                return None
-            values += filled
-        if plan.end is None:
-            return ()
-        replies: list[Reply] = await client.send(plan.end.command(exchange.id, values), plan.end.script)
-    except GatewayError:
-        raise
-    except BaseException as error:
-        EndHooks(exchange, client).contain(plan.entries[-1], "prepare", error)
-        return None
+
+def _all_ran(plan: PlannedChain, replies: Sequence[Reply]) -> bool:
     for status, value in replies:
         if status != RAN or isinstance(value, Exception):
-            return None
-    return replies if len(replies) == len(plan.end_reads) else None
+            return False
+    return len(replies) == len(plan.end_reads)
 
 
 class EndHooks:

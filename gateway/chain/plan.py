@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.base.errors import GatewayError
+import msgspec
+from multidict import istr
+
 from gateway.chain.entry import Entry
 from gateway.chain.plugin import Plan, PlanPart, PlanParts, Values, defines
 from gateway.chat.request import Body
@@ -27,29 +29,31 @@ from gateway.store.client.steps import Filled
 MOST: Final = 4096
 """Plans that are kept, of all credentials. Each takes some 9 KiB."""
 NONE: Final[tuple[str, ...]] = ()
+AUTHORIZATION: Final = istr("Authorization")
+API_KEY: Final = istr("x-api-key")
+"""Names of headers in the type that is found fastest."""
 
 
 Read = tuple[int, Entry, Callable[[Exchange, Any], Awaitable[bool | None] | None]]
 """What reads the reply of a step: the place of its plugin in the list, its entry, and the method of its part."""
 
 
-class PlannedChain:
+class PlannedChain(msgspec.Struct, eq=False):
     """The parts of one plan."""
 
-    def __init__(self, credential: str) -> None:
-        self.credential = credential
-        """What the caller sent, as `credential_of` gives it."""
-        self.entries: list[Entry] = []
-        self.parts = PlanParts()
-        self.fills: list[Callable[[Exchange, Body], Values | Coroutine[Any, Any, Values]]] = []
-        self.begins: list[Callable[[Exchange], None]] = []
-        self.begun: list[Entry] = []
-        """Those whose `begin` stands for their `on_request`, which then is not called."""
-        self.reads: list[Read] = []
-        self.request: Filled | None = None
-        self.end: Filled | None = None
-        self.end_fills: list[Callable[[Exchange], Values]] = []
-        self.end_reads: list[tuple[Entry, Callable[[Exchange, Any], bool | None]]] = []
+    credential: str
+    """What the caller sent, as `credential_of` gives it."""
+    entries: Sequence[Entry] = ()
+    parts: PlanParts | None = None
+    fills: list[Callable[[Exchange, Body], Values | Coroutine[Any, Any, Values]]] = []
+    begins: list[Callable[[Exchange], None]] = []
+    begun: tuple[Entry, ...] = ()
+    """Those whose `begin` stands for their `on_request`, which then is not called."""
+    reads: list[Read] = []
+    request: Filled | None = None
+    end: Filled | None = None
+    end_fills: list[Callable[[Exchange], Values]] = []
+    end_reads: list[tuple[Entry, Callable[[Exchange, Any], bool | None]]] = []
 
     def prepare(self, plan: Plan, entries: Sequence[Entry]) -> bool:
         """Ask the plugins for their parts. Return whether there are any to be used."""
@@ -92,18 +96,9 @@ class Plans:
         self._by_credential: dict[str, tuple[Caller, dict[tuple[Operation, str], PlannedChain | None]]] = {}
         self._kept = 0
 
-    async def find(self, exchange: Exchange) -> PlannedChain | None:
-        """Return the plan of a request, whose body is then read; None where it has none."""
-        found = self._by_credential.get(credential_of(exchange.request.headers))
-        if found is None:
-            return None
-        exchange[Caller], plans = found  # whose share of the memory the body takes
-        try:
-            body = await exchange.body()
-        except (GatewayError, ConnectionError):
-            body = None  # the hooks find it, in their order
-        del exchange[Caller]  # until the guard of the plan has said that it is still so
-        return None if body is None else plans.get((exchange.request.operation, body.model))
+    def of_caller(self, exchange: Exchange) -> tuple[Caller, dict[tuple[Operation, str], PlannedChain | None]] | None:
+        """Return the plans of the credential of a request, and whose they are; None where it has none."""
+        return self._by_credential.get(credential_of(exchange.request.headers))
 
     def add(self, exchange: Exchange) -> None:
         """Make the plan of an exchange that the hooks have admitted, unless it has one."""
@@ -137,7 +132,7 @@ def credential_of(headers: Mapping[str, str]) -> str:
     getall = getattr(headers, "getall", None)
     if getall is None:
         return ""
-    sent, keys = getall("Authorization", NONE), getall("x-api-key", NONE)
+    sent, keys = getall(AUTHORIZATION, NONE), getall(API_KEY, NONE)
     if len(sent) + len(keys) != 1:
         return ""
     return str(sent[0]) if sent else f"\n{keys[0]}"  # a header has no line feed

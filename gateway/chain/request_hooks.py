@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.log import log
 from gateway.chain.entry import PLUGIN_ERRORS, Entry, is_cancellation, origin_of, place_of_hook
@@ -42,39 +44,24 @@ class PlanAgain(Exception):
     """Ends a `request_step` that waits for the body, because a step above it says that plugins must plan again."""
 
 
-class RequestHooks:
+class RequestHooks(msgspec.Struct, eq=False):
     """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
 
-    __slots__ = (
-        "_again",
-        "_begun",
-        "_client",
-        "_entered",
-        "_entries",
-        "_exchange",
-        "_places",
-        "_planning",
-        "_refusal",
-        "_spent_s",
-        "_steps",
-    )
-
-    def __init__(self, exchange: Exchange, entries: Sequence[Entry], entered: list[Entry], client: Client) -> None:
-        self._exchange = exchange
-        self._entries = entries
-        self._entered = entered
-        self._client = client
-        self._steps: list[Step] = []
-        self._places: list[int] = []
-        """The place of each planned step's entry in the list."""
-        self._again: int | None = None
-        self._refusal: BaseException | None = None
-        self._planning: Entry | None = None
-        """The plugin that is asked for its step."""
-        self._begun: Sequence[Entry] = ()
-        """Those of which a plan has done what their `on_request` does."""
-        self._spent_s = 0.0
-        """How long a plan waited for the store in vain."""
+    _exchange: Exchange
+    _entries: Sequence[Entry]
+    _entered: list[Entry]
+    _client: Client
+    _steps: list[Step] = []
+    _places: list[int] = []
+    """The place of each planned step's entry in the list."""
+    _again: int | None = None
+    _refusal: BaseException | None = None
+    _planning: Entry | None = None
+    """The plugin that is asked for its step."""
+    _begun: Sequence[Entry] = ()
+    """Those of which a plan has done what their `on_request` does."""
+    _spent_s: float = 0.0
+    """How long a plan waited for the store in vain."""
 
     async def run_plan(self, plan: PlannedChain, body: Body) -> int:
         """Run the parts of a plan. Return the place in the list from which the hooks are to run, and all that is to be decided.
@@ -84,7 +71,7 @@ class RequestHooks:
         exchange, client, command = self._exchange, self._client, _command(plan, self._exchange, body)
         if command is None:
             return 0
-        exchange[PlanParts] = plan.parts
+        exchange.facts[PlanParts] = plan.parts
         for begin in plan.begins:
             begin(exchange)
         self._begun = plan.begun
@@ -280,7 +267,7 @@ class RequestHooks:
 
 def _command(plan: PlannedChain, exchange: Exchange, body: Body) -> bytes | None:
     """Return what a plan sends for a request; None where a part declines. Raises `StalePlan`."""
-    values = list[Argument]()
+    values: list[Argument] = []
     try:
         for fill in plan.fills:
             filled = fill(exchange, body)

@@ -243,7 +243,7 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
 
     Raises `Refused` (400): `invalid_json`, `invalid_request` with the field in `param`, or `stream_required`.
     """
-    return checked(check_in_steps(raw, rules))
+    return check_texts(raw, rules) or checked(check_in_steps(raw, rules))
 
 
 def checked(steps: Generator[None, None, Body]) -> Body:
@@ -258,8 +258,6 @@ def checked(steps: Generator[None, None, Body]) -> Body:
 
 def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
     """Do what `check` does, with a pause after each part that may take more than a millisecond for a large body."""
-    if (texts := check_texts(raw, rules)) is not None:
-        return texts
     top = yield from parse_top(raw, rules.max_depth)
     check_names(top, rules.allow_fields)
     stream = _check_stream(top, rules)
@@ -294,7 +292,8 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
 
 def check_texts(raw: bytes | bytearray, rules: BodyRules) -> Body | None:
     """Return the checked body of texts alone, the same as by the general check; None for any other, also for a wrong one."""
-    if len(raw) > SMALL_BYTES or rules.max_depth < PLAIN_DEPTH or raw.find(b"\\u") >= 0:
+    size, escaped, escapes = len(raw), raw.find(b"\\") >= 0, 0
+    if size > SMALL_BYTES or rules.max_depth < PLAIN_DEPTH or (escaped and raw.find(b"\\u") >= 0):
         return None
     try:
         body, top = _text_body(raw), _top.decode(raw)
@@ -306,8 +305,8 @@ def check_texts(raw: bytes | bytearray, rules: BodyRules) -> Body | None:
         return None
     if ceiling is not None and not (1 <= ceiling <= rules.max_output_tokens and older in (None, ceiling)):
         return None
-    size, messages, asked, escapes = len(raw), bytes(top["messages"]), body.stream_options, 0
-    if messages.find(b"\\") >= 0:
+    messages, asked = top["messages"], body.stream_options
+    if escaped and (messages := bytes(messages)).find(b"\\") >= 0:
         if messages.count(b'"content"') != count:
             return None  # of a field that comes twice, only the last one counts
         escapes = messages.count(b"\\") - messages.count(rb"\\")

@@ -104,7 +104,6 @@ class Exchange:
         *(
             "_body",
             "_body_refusal",
-            "_facts",
             "_id",
             "_on_body_dropped",
             "outcome",
@@ -114,6 +113,7 @@ class Exchange:
         ),
         *("answered_by", "arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events"),
         *(
+            "facts",
             "first_byte",
             "generation",
             "group",
@@ -143,14 +143,16 @@ class Exchange:
     """Why the body is not valid, once a plugin has asked for it."""
     attempts: list[Attempt] = read_only("_attempts")
     """The calls of upstreams, in their order. The gateway adds to them."""
+    charged: Charge | None = read_only("_charge")
+    """What a plugin has charged, see `charge`."""
 
     def __init__(
         self,
         request: Request,
-        read_body: Callable[[], Awaitable[Body]],
-        *,
+        read_body: Callable[[], Body | Awaitable[Body]],
         on_body_dropped: Callable[[], None] = nothing,
         generation: int = 0,
+        *,
         id: str = "",  # noqa: A002
     ) -> None:
         self._attempts: list[Attempt] = []
@@ -201,24 +203,24 @@ class Exchange:
         self._body: Body | None = None
         self._body_refusal: Refused | None = None
         self.texts: DeltaReader | WholeAnswer | None = None  # of the answer
-        self._facts: dict[type, object] = {}
+        self.facts: dict[type, Any] = {}  # What `exchange[Caller]` reads. Plans use it itself, which costs less.
         self._pending: list[Awaitable[object]] = []
 
     def __getitem__(self, fact: type[Fact]) -> Fact:
-        return self._facts[fact]  # type: ignore[return-value]
+        return self.facts[fact]  # type: ignore[no-any-return]
 
     def __setitem__(self, fact: type[Fact], value: Fact) -> None:
-        self._facts[fact] = value
+        self.facts[fact] = value
 
     def __delitem__(self, fact: type) -> None:
-        self._facts.pop(fact, None)
+        self.facts.pop(fact, None)
 
     def __contains__(self, fact: type) -> bool:
-        return fact in self._facts
+        return fact in self.facts
 
     def get(self, fact: type[Fact]) -> Fact | None:
         """Return the fact, or None where no plugin provided it."""
-        return self._facts.get(fact)  # type: ignore[return-value]
+        return self.facts.get(fact)
 
     async def body(self) -> Body:
         """Return the checked body. It is read on the first call. Raises `Refused` for a body that is not valid.
@@ -229,7 +231,8 @@ class Exchange:
             if self._body_refusal is not None:  # it can be read only once
                 raise self._body_refusal
             try:
-                self._body = await self._read_body()
+                read = self._read_body()
+                self._body = read if isinstance(read, Body) else await read
             except Refused as refusal:
                 self._body_refusal = refusal
                 raise

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream, WatchedEvents
-from gateway.chat.request import Body, BodyRules, check_in_steps
+from gateway.chat.request import Body, BodyRules, check_in_steps, check_texts
 from gateway.config.channel import Channel
 from gateway.operations.wire_format import WireFormat
 
@@ -30,6 +30,10 @@ class ChatFormat(WireFormat):
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
         return check_in_steps(raw, rules)
+
+    def check_texts(self, raw: bytes | bytearray, rules: BodyRules) -> Body | None:
+        """Return the checked body of texts alone."""
+        return check_texts(raw, rules)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events. Of a gathered one nothing is dropped, and no event is too long to wait for."""

@@ -171,6 +171,10 @@ class WireFormat:
         """Return the checked body, with a pause after each part that may take more than a millisecond. Raises `Refused`."""
         raise NotImplementedError
 
+    def check_texts(self, raw: bytes | bytearray, rules: BodyRules) -> Body | None:
+        """Return the checked body, the same as by `check`, where it can be checked in one pass; None for any other."""
+        return None
+
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events. `watched`: plugins may withdraw events."""
         raise NotImplementedError

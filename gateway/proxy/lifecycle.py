@@ -60,7 +60,30 @@ class ExchangeRunner:
         self.open += 1
         self.exchanges.add(exchange)
         try:
-            await self._serve(exchange, chain, caller, local, entered)
+            reply = await chain.request(exchange, entered)
+            if reply is not None and reply.events is not None:
+                hooks = AnswerHooks(*chain.hooks_of(entered))
+                await answer_with_events(exchange, caller, reply, reply.events, hooks, self.failover.relays)
+            else:
+                await exchange.settle_pending()
+                if exchange.stopped is not None:
+                    raise exchange.stopped
+                wire = exchange.request.operation.wire
+                if reply is None and wire is not None:
+                    await self.failover.run(exchange, wire, chain, caller)
+                else:
+                    await _answer(exchange, chain, caller, local, entered, reply)
+        except BaseException as error:
+            if is_cancellation(error):
+                exchange.outcome = Outcome.STOPPED
+                raise
+            await _settle_refused(exchange)
+            if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
+                exchange.outcome = Outcome.CALLER_GONE
+                # Its frames hold the part of the body that was read, and the reader of the body holds the error.
+                error.__traceback__ = error.__context__ = None
+            else:
+                _refuse(exchange, caller, error)
         finally:
             self.exchanges.discard(exchange)
             exchange.ended = time.monotonic()
@@ -113,42 +136,21 @@ class ExchangeRunner:
             if not self.open:
                 self._idle.set()
 
-    async def _serve(
-        self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Entry]
-    ) -> None:
-        try:
-            reply = await chain.request(exchange, entered)
-            if reply is not None and reply.events is not None:
-                hooks = AnswerHooks(*chain.hooks_of(entered))
-                await answer_with_events(exchange, caller, reply, reply.events, hooks, self.failover.relays)
-                return
-            await exchange.settle_pending()
-            if exchange.stopped is not None:
-                raise exchange.stopped
-            wire = exchange.request.operation.wire
-            if reply is None and wire is not None:
-                await self.failover.run(exchange, wire, chain, caller)
-                return
-            if reply is None:
-                reply = await local(exchange)
-            elif reply.status < 400 and wire is not None:
-                body = AnswerHooks(*chain.hooks_of(entered)).whole(exchange, reply.body)
-                reply = msgspec.structs.replace(reply, body=body)
-            _reply(exchange, caller, reply)
-        except BaseException as error:
-            if is_cancellation(error):
-                exchange.outcome = Outcome.STOPPED
-                raise
-            await _settle_refused(exchange)
-            if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
-                exchange.outcome = Outcome.CALLER_GONE
-                # Its frames hold the part of the body that was read, and the reader of the body holds the error.
-                error.__traceback__ = error.__context__ = None
-            else:
-                _refuse(exchange, caller, error)
 
-
-def _reply(exchange: Exchange, caller: CallerConnection, reply: Reply) -> None:
+async def _answer(
+    exchange: Exchange,
+    chain: Chain,
+    caller: CallerConnection,
+    local: LocalHandler,
+    entered: list[Entry],
+    reply: Reply | None,
+) -> None:
+    """Answer without an upstream: by the reply of a plugin, or by `local`."""
+    if reply is None:
+        reply = await local(exchange)
+    elif reply.status < 400 and exchange.request.operation.wire is not None:
+        body = AnswerHooks(*chain.hooks_of(entered)).whole(exchange, reply.body)
+        reply = msgspec.structs.replace(reply, body=body)
     headers = {"Content-Type": reply.content_type, **exchange.response_headers, **reply.headers}
     caller.reply(reply.status, headers, reply.body)
     exchange.status = reply.status

@@ -46,8 +46,6 @@ Item = TypeVar("Item")
 class Turns:
     """The work that waits for a turn of the event loop, by key."""
 
-    __slots__ = ("_expected_s", "_looked_at", "_paid_at", "_serve_by", "_shortest_s", "_watching", "waiting")
-
     def __init__(self) -> None:
         self.waiting = FairQueue[Callable[[], None]]()
         self._watching = False
@@ -110,8 +108,6 @@ class Turns:
 class AddressTurns(Turns):
     """The turns of the addresses of one worker."""
 
-    __slots__ = ("_busy_until", "_latest", "_shared_until", "alone")
-
     def __init__(self) -> None:
         super().__init__()
         self._latest = ""
@@ -128,7 +124,7 @@ class AddressTurns(Turns):
             if self._latest:
                 self._shared_until = time.monotonic() + SHARED_S
             self._latest = who
-        self.alone = time.monotonic() > self._shared_until and not self.waiting
+        self.alone = time.monotonic() > self._shared_until and not self.waiting.of_key
         if self.alone:
             return True
         now = time.thread_time()
@@ -150,25 +146,23 @@ class AddressTurns(Turns):
 class FairQueue(Generic[Item]):
     """Items by key: the items of one key in order, the keys in turn."""
 
-    __slots__ = ("_of_key",)
-
     def __init__(self) -> None:
-        self._of_key: OrderedDict[str, deque[Item]] = OrderedDict()
+        self.of_key: OrderedDict[str, deque[Item]] = OrderedDict()
 
     def __bool__(self) -> bool:
-        return bool(self._of_key)
+        return bool(self.of_key)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._of_key
+        return key in self.of_key
 
     def put(self, key: str, item: Item) -> None:
         """Add an item behind the others of its key."""
-        self._of_key.setdefault(key, deque()).append(item)
+        self.of_key.setdefault(key, deque()).append(item)
 
     def take(self) -> Item:
         """Remove and return the first item of the key whose turn it is."""
-        key, items = self._of_key.popitem(last=False)
+        key, items = self.of_key.popitem(last=False)
         item = items.popleft()
         if items:
-            self._of_key[key] = items
+            self.of_key[key] = items
         return item

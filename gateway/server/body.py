@@ -27,7 +27,9 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Final, TypeAlias
 
+import msgspec
 from aiohttp import StreamReader
+from aiohttp.hdrs import CONTENT_TYPE
 
 from gateway.base.addresses import network_of
 from gateway.base.errors import Refused, unavailable
@@ -49,32 +51,21 @@ SMALL: Final = 64 * 1024
 """Bytes up to which a body is checked at once: the check takes less than a millisecond."""
 
 
-class IncomingBody:
+class IncomingBody(msgspec.Struct, eq=False):
     """The body of one request. It has its share of the budget until the answer begins: then `release` frees what received it."""
 
-    __slots__ = ("_budget", "_caller", "_check", "_port", "_request", "_share", "_wire", "exchange")
+    _port: Port
+    _budget: BodyBudget
+    _check: Callable[[bytes | bytearray, WireFormat, str, Exchange | None], Body | Awaitable[Body]]
+    """Returns the checked body of an account or an address, and of its exchange."""
+    _wire: WireFormat | None
+    _request: ParsedRequest
+    _caller: CallerConnection
+    _share: BodyShare | None = None
+    exchange: Exchange | None = None
+    """Whose body it is, until it ends: the exchange refers to its body. To be set before it is read."""
 
-    def __init__(
-        self,
-        port: Port,
-        budget: BodyBudget,
-        check: Callable[[bytes | bytearray, WireFormat, str, Exchange | None], Awaitable[Body]],
-        wire: WireFormat | None,
-        request: ParsedRequest,
-        caller: CallerConnection,
-    ) -> None:
-        """Take the head of a request. `check` returns the checked body of an account or an address, and of its exchange."""
-        self._port = port
-        self._budget = budget
-        self._check = check
-        self._wire = wire
-        self._request = request
-        self._caller = caller
-        self._share: BodyShare | None = None
-        self.exchange: Exchange | None = None
-        """Whose body it is, until it ends: the exchange refers to its body. To be set before it is read."""
-
-    async def read(self) -> Body:
+    def read(self) -> Body | Awaitable[Body]:
         """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
         wire, exchange, content = self._wire, self.exchange, self._request.content
         if wire is None or exchange is None or content is None:  # there is none, or it was read and released
@@ -83,25 +74,39 @@ class IncomingBody:
             self._share.release()
         owner = _owner(exchange)
         share = self._share = BodyShare(self._budget, owner)
+        if not isinstance(content, bytes):
+            return self._receive_and_check(content, share, wire, exchange)
         try:
-            if isinstance(content, bytes):  # it arrived with its head
-                _check_media(self._request, wire.accepts)
-                self._check_size(len(content), share)
-                raw: bytes | bytearray = content
-            else:
-                raw = await self._receive(content, share, exchange, wire.accepts)
+            _check_media(self._request, wire.accepts)
+            self._check_size(len(content), share)
         except Refused:
-            self._caller.close_after()
-            self._request.protocol.unclear = True
+            self._leave_unread()
             raise
-        return await self._check(raw, wire, owner, self.exchange)  # of no exchange where the caller left meanwhile
+        return self._check(content, wire, owner, exchange)
+
+    def _leave_unread(self) -> None:
+        self._caller.close_after()
+        self._request.protocol.unclear = True
+
+    async def _receive_and_check(
+        self, content: StreamReader, share: BodyShare, wire: WireFormat, exchange: Exchange
+    ) -> Body:
+        try:
+            raw = await self._receive(content, share, exchange, wire.accepts)
+        except Refused:
+            self._leave_unread()
+            raise
+        # Of no exchange where the caller left meanwhile.
+        checked = self._check(raw, wire, share.owner, self.exchange)
+        return checked if isinstance(checked, Body) else await checked
 
     async def check(self, raw: bytes) -> Body:
         """Return the checked body that a plugin has made of it. Raises `Refused`."""
         if self._share is None or self._wire is None or self.exchange is None:
             raise ConnectionResetError
         self._check_size(len(raw), self._share)
-        return await self._check(raw, self._wire, _owner(self.exchange), self.exchange)
+        checked = self._check(raw, self._wire, _owner(self.exchange), self.exchange)
+        return checked if isinstance(checked, Body) else await checked
 
     def end(self) -> None:
         """Give back the body's part of the budget. May be called again."""
@@ -186,7 +191,7 @@ def expects_continue(request: ParsedRequest) -> bool:
 
 def _owner(exchange: Exchange) -> str:
     """Return whose share of the budget a body takes: the account's, or the address's where there is no account."""
-    caller = exchange.get(Caller)
+    caller = exchange.facts.get(Caller)
     return network_of(exchange.request.peer) if caller is None else f"account {caller.account}"
 
 
@@ -202,7 +207,7 @@ def _check_head(request: ParsedRequest, max_body: int, media: str) -> None:
 
 
 def _check_media(request: ParsedRequest, media: str) -> None:
-    media_type = request.headers.get("Content-Type", "")
+    media_type = request.headers.get(CONTENT_TYPE, "")
     if media_type != media and media_type.partition(";")[0].strip().lower() != media:
         raise Refused(415, "unsupported_media_type", f"Send the header `Content-Type: {media}`.")
 
@@ -211,47 +216,42 @@ def _too_large(max_body: int) -> Refused:
     return Refused(413, "body_too_large", f"The body is larger than {max_body} bytes. Shorten the conversation.")
 
 
-class BodyShare:
+class BodyShare(msgspec.Struct, eq=False):
     """Bytes that the body of one request holds of the budget, until `release`."""
 
-    __slots__ = ("_budget", "_owner", "held")
-
-    def __init__(self, budget: BodyBudget, owner: str) -> None:
-        self._budget = budget
-        self._owner = owner
-        self.held = 0
+    _budget: BodyBudget
+    owner: str
+    held: int = 0
 
     def check(self, size: int) -> None:
         """Raise `Refused` where a body of `size` bytes has no room now, or would exceed what its owner may have."""
         if size > max(SMALL_SHARE, self.held):
-            self._budget.check(self, self._owner, size - self.held)
+            self._budget.check(self, self.owner, size - self.held)
 
     def grow(self, size: int) -> None:
         """Hold `size` bytes in all, if that is more than before. Raises `Refused` as `check` does."""
         if size > SMALL_SHARE:
             self.check(size)
         if size > self.held:
-            self._budget.take(self, self._owner, size - self.held)
+            self._budget.take(self, self.owner, size - self.held)
             self.held = size
 
     def release(self) -> None:
         """Give everything back. May be called again."""
         if self.held:
-            self._budget.give_back(self, self._owner, self.held)
+            self._budget.give_back(self, self.owner, self.held)
             self.held = 0
 
 
-class Owner:
+class Owner(msgspec.Struct):
     """Bytes that one account, or one address, holds. `first`: the body that its share does not limit."""
 
-    held = 0
+    held: int = 0
     first: BodyShare | None = None
 
 
 class BodyBudget:
     """Memory budget of a worker for bodies: counts the bytes of all open exchanges, in all and for each owner."""
-
-    __slots__ = ("_owners", "_size", "reserved")
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -291,8 +291,6 @@ class BodyBudget:
 
 class LargeBodies:
     """The order in which a worker checks large bodies."""
-
-    __slots__ = ("_turns",)
 
     def __init__(self) -> None:
         self._turns = Turns()

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from gateway.base.addresses import network_of
 from gateway.config.schema import Port
 
@@ -30,7 +32,11 @@ LARGE_HEAD: Final = 4 * 1024
 MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
-class Slot:
+def _not_open() -> bool:
+    return False
+
+
+class Slot(msgspec.Struct, eq=False):
     """The place of one connection, from `accept` until it is closed.
 
     `peer`: the caller's address; `address`: the address or network that it counts for. `known`: a request of a known account
@@ -38,17 +44,14 @@ class Slot:
     this connection. It is told so, and closed.
     """
 
-    __slots__ = ("address", "close", "crowded", "head_bytes", "known", "left", "peer", "waits")
-
-    def __init__(self, peer: str, address: str, *, crowded: bool) -> None:
-        self.peer = peer
-        self.address = address
-        self.crowded = crowded
-        self.known = False
-        self.left = False
-        self.waits = False
-        self.head_bytes = 0
-        self.close: Callable[[], bool] = _not_open
+    peer: str
+    address: str
+    crowded: bool
+    known: bool = False
+    left: bool = False
+    waits: bool = False
+    head_bytes: int = 0
+    close: Callable[[], bool] = _not_open
 
 
 class Connections:
@@ -76,7 +79,7 @@ class Connections:
         if crowded and self.open >= self.most + RESERVED_DESCRIPTORS:
             return None
         self.open += 1
-        slot = Slot(peer, address, crowded=crowded)
+        slot = Slot(peer, address, crowded)
         self.wait(slot)
         return slot
 
@@ -168,7 +171,3 @@ def max_descriptor() -> int:
     """Return the descriptor from which on a connection is refused, so that open streams can finish."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 31 if descriptors == resource.RLIM_INFINITY else descriptors - RESERVED_DESCRIPTORS
-
-
-def _not_open() -> bool:
-    return False

@@ -61,7 +61,7 @@ class CrossOriginGateway(Gateway):
         request: ParsedRequest,
         operation: Operation,
         argument: str,
-        read_body: Callable[[], Awaitable[Body]],
+        read_body: Callable[[], Body | Awaitable[Body]],
         on_body_dropped: Callable[[], None] = lambda: None,
     ) -> Exchange:
         exchange = super()._exchange(request, operation, argument, read_body, on_body_dropped)

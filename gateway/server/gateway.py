@@ -37,11 +37,11 @@ from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.proxy.scheduler import AddressTurns
 from gateway.server.body import SMALL, BodyBudget, IncomingBody, LargeBodies, expects_continue
 from gateway.server.connections import Connections, max_descriptor
-from gateway.server.head import ParsedRequest, head_too_large
+from gateway.server.head import CallersConnection, ParsedRequest, head_too_large
 from gateway.server.listener import Listener
 from gateway.server.own_records import Lookups
 from gateway.server.protocol import ServerProtocol, Shared
-from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
+from gateway.server.routes import HEALTH, POSTED, LocalRoutes, misdirected, operation_of
 from gateway.server.trusted_proxies import TrustedProxies
 from gateway.usage.completeness import late_since
 
@@ -132,8 +132,21 @@ class Gateway:
             await asyncio.wait(self._unserved, timeout=HANDLER_STOP_S)
         await self.runner.wait_ended(HANDLER_STOP_S)
 
-    async def _handle(self, request: ParsedRequest) -> bool:
+    def _handle(self, request: ParsedRequest) -> Awaitable[bool]:
         """Answer a request. Return whether its connection may carry another one."""
+        protocol = request.protocol
+        operation = POSTED.get(request.raw_path) if request.ordinary else None
+        if operation is None or protocol.transport is None or self._is_full(protocol):
+            return self._handle_unusual(request)
+        caller = CallerConnection(protocol, protocol.transport, http_1_1=True, keep_alive=not self.draining)
+        protocol.unclear = False
+        return self._run(request, caller, operation, "", self.routes)
+
+    def _is_full(self, protocol: CallersConnection) -> bool:
+        return self.closing or protocol.crowded or self.runner.open >= self.port.max_open
+
+    async def _handle_unusual(self, request: ParsedRequest) -> bool:
+        """Answer a request of any kind."""
         protocol, ordinary = request.protocol, request.ordinary
         transport = protocol.transport
         path = request.raw_path.partition("?")[0]
@@ -153,7 +166,7 @@ class Gateway:
             return caller.keep_alive
         refusal = None if ordinary else _refused_head(request, self.port.max_head)
         unclear = refusal is not None or (not ordinary and _is_unclear(request))
-        if refusal is None and (self.closing or protocol.crowded or self.runner.open >= self.port.max_open):
+        if refusal is None and self._is_full(protocol):
             refusal = unavailable()
         protocol.unclear = unclear
         if refusal is not None or unclear:
@@ -166,21 +179,28 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers, errors_of(path))
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return caller.keep_alive
+        local = _refuse_with(refusal) if refusal else self.routes
+        return await self._run(request, caller, operation, argument, local)
+
+    async def _run(
+        self, request: ParsedRequest, caller: CallerConnection, operation: Operation, argument: str, local: LocalHandler
+    ) -> bool:
+        """Run the exchange of a request. Return whether its connection may carry another one."""
         wire = operation.wire
         body = IncomingBody(self.port, self.budget, self.check, wire, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
         exchange.check_body = body.check
         if wire is not None:
             length = request.content_length
-            exchange.whole = ordinary or (length is not None and length <= SMALL and request.is_eof())
+            exchange.whole = request.ordinary or (length is not None and length <= SMALL and request.is_eof())
             if wire.id_header:
                 exchange.response_headers[wire.id_header] = exchange.id
         body.exchange = exchange
         try:
-            await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
+            await self.runner.run(exchange, self.chain, caller, local)
         finally:
             body.end()
-        slot = protocol.slot
+        slot = request.protocol.slot
         if not slot.known:
             slot.known = Caller in exchange
         return caller.keep_alive
@@ -190,7 +210,7 @@ class Gateway:
         request: ParsedRequest,
         operation: Operation,
         argument: str,
-        read_body: Callable[[], Awaitable[Body]],
+        read_body: Callable[[], Body | Awaitable[Body]],
         on_body_dropped: Callable[[], None] = lambda: None,
     ) -> Exchange:
         peer = request.protocol.slot.peer
@@ -198,7 +218,7 @@ class Gateway:
             peer = self._proxies.caller_of(peer, request.headers)
         path, _, query = request.raw_path.partition("?")
         head = Request(request.method, path, request.headers, peer, operation, argument, query)
-        return Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
+        return Exchange(head, read_body, on_body_dropped, self.chain.generation)
 
     def _on_unserved(self, request: ParsedRequest, left: bool) -> None:
         """Leave a record of a request that was read and is not served, because its connection closes. `left`: the caller did it."""
@@ -227,11 +247,22 @@ class Gateway:
         ok = f"ok, but {' and '.join(notes)}" if notes else "ok"
         caller.reply(200 if ready else 503, headers, f"{ok if ready else 'degraded'}\n".encode())
 
-    async def check(self, raw: bytes | bytearray, wire: WireFormat, owner: str, exchange: Exchange | None) -> Body:
+    def check(
+        self, raw: bytes | bytearray, wire: WireFormat, owner: str, exchange: Exchange | None
+    ) -> Body | Awaitable[Body]:
         """Return the checked body in its wire format, with the model that its alias stands for; `owner` is whose it is.
 
         Raises `Refused`, and `StoreAway`.
         """
+        rules = self._rules
+        texts = wire.check_texts(raw, rules)
+        if texts is None or texts.model in rules.aliases:
+            return self._check_in_steps(raw, wire, owner, exchange)
+        return texts
+
+    async def _check_in_steps(
+        self, raw: bytes | bytearray, wire: WireFormat, owner: str, exchange: Exchange | None
+    ) -> Body:
         steps = wire.check(raw, self._rules)
         body = checked(steps) if len(raw) <= SMALL else await self._large_bodies.check(steps, owner)
         if (model := self._rules.aliases.get(body.model)) is not None:

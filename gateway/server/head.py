@@ -13,10 +13,10 @@ import re
 from itertools import chain
 from typing import Final, Protocol
 
-from aiohttp import ClientPayloadError, HttpVersion, HttpVersion11, StreamReader, hdrs, web
+from aiohttp import ClientPayloadError, HttpVersion, StreamReader, hdrs, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
-from multidict import CIMultiDict, CIMultiDictProxy, istr
+from multidict import CIMultiDictProxy, istr
 
 from gateway.base.errors import Refused
 from gateway.proxy.caller import CallerConnection
@@ -73,7 +73,7 @@ def whole_request(data: bytes) -> Whole | None:
     begin = at
     while at < end and in_path[text[at]]:
         at += 1
-    path = data[begin:at].decode("latin-1")
+    path = text[begin:at].decode("latin-1")
     if at - begin > MOST_PATH or not data.startswith(VERSION, at):
         return None
     at += len(VERSION)
@@ -83,7 +83,7 @@ def whole_request(data: bytes) -> Whole | None:
         begin = at
         while at < end and in_name[text[at]]:
             at += 1
-        known = _name_of(data[begin:at].decode("latin-1"))
+        known = _name_of(text[begin:at].decode("latin-1"))
         if known is None or at in (begin, end) or text[at] != 0x3A or len(headers) == most:
             return None
         size += at - begin
@@ -95,7 +95,7 @@ def whole_request(data: bytes) -> Whole | None:
             at += 1
         if at + 1 >= end or text[at] != 0x0D or text[at + 1] != 0x0A or (at > begin and text[at - 1] == 0x20):
             return None
-        value = data[begin:at].decode("latin-1")
+        value = text[begin:at].decode("latin-1")
         size += at - begin
         values[known[0]] = value
         headers.append((known[1], value))
@@ -137,6 +137,7 @@ class ParsedRequest:
         "headers",
         "keep_alive",
         "method",
+        "ordinary",
         "protocol",
         "raw_path",
         "version",
@@ -155,23 +156,9 @@ class ParsedRequest:
         self.keep_alive = not message.should_close
         self.content: StreamReader | bytes | None = content
         """The reader of the body, or a body that has arrived with the head. None once nothing of it is needed."""
-        self.protocol = protocol
-
-    @classmethod
-    def whole(cls, whole: Whole, protocol: CallersConnection) -> ParsedRequest:
-        """Return a request that was received with its body."""
-        request = cls.__new__(cls)
-        request.raw_path, headers, request.head_bytes, request.content = whole
-        request.method, request.version, request.keep_alive = "POST", HttpVersion11, True
-        request.headers = CIMultiDictProxy(CIMultiDict(headers))
-        request.content_length = len(whole[3])
-        request.protocol = protocol
-        return request
-
-    @property
-    def ordinary(self) -> bool:
+        self.ordinary = False
         """Whether `whole_request` took it, so that it has none of the headers by which a request is framed in another way."""
-        return type(self.content) is bytes
+        self.protocol = protocol
 
     @property
     def transport(self) -> asyncio.Transport | None:

@@ -31,11 +31,12 @@ from contextvars import Context
 from typing import Any, Final
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.tcp_helpers import tcp_keepalive
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.base.compiled import WHY_PURE
 from gateway.base.errors import Refused, internal
@@ -168,8 +169,7 @@ class ServerProtocol(BaseProtocol):
         self._shared = shared
         self._port = shared.port
         self.slot = slot
-        self._begun = 0
-        self._head_bytes = self._body_bytes = 0
+        self._begun = self._requests_seen = self._head_bytes = self._body_bytes = self._ahead_bytes = self._ahead_at = 0
         self._timer: asyncio.TimerHandle | None = None
         self.caller: CallerConnection | None = None
         """The exchange that this connection serves now."""
@@ -192,8 +192,6 @@ class ServerProtocol(BaseProtocol):
         self._turns = shared.turns
         self._address = slot.address
         self._has_turn = self._waits_for_turn = False
-        self._requests_seen = 0
-        self._ahead_bytes = 0
         self._rest = b""
         """The last bytes that were parsed of an incomplete head or chunked body: its end may be split."""
         self._parser_keeps = False
@@ -204,7 +202,6 @@ class ServerProtocol(BaseProtocol):
         """Whether the request that was parsed last closes the connection."""
         self._ahead = b""
         """Data that was received and not parsed yet, from `_ahead_at` on."""
-        self._ahead_at = 0
         self._payload: StreamReader | None = None
         self._body_length: int | None = None
         """The length of the body of the request that was parsed last; None if it is chunked."""
@@ -231,7 +228,7 @@ class ServerProtocol(BaseProtocol):
                 slots.wait(self.slot)
                 if self._head_bytes:
                     slots.add_head(self.slot, self._head_bytes)
-            if not request.is_eof():
+            if not (request.ordinary or request.is_eof()):
                 keep_alive = self.transport is not None and await request.discard_rest(LINGER_S) and keep_alive
         except asyncio.CancelledError:
             self.force_close()
@@ -407,7 +404,12 @@ class ServerProtocol(BaseProtocol):
             self._count_message(valid=True)
         self._requests_seen += 1
         self._ahead_bytes = len(data) - len(whole[3])
-        self._messages.append(ParsedRequest.whole(whole, self))
+        request = ParsedRequest.__new__(ParsedRequest)  # compiled code sets its attributes slower
+        request.raw_path, headers, request.head_bytes, request.content = whole
+        request.method, request.version, request.keep_alive, request.ordinary = "POST", HttpVersion11, True, True
+        request.headers = CIMultiDictProxy(CIMultiDict(headers))
+        request.content_length, request.protocol = len(whole[3]), self
+        self._messages.append(request)
         if self.task is None:
             self._begin_next()
         if began:

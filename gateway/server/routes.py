@@ -53,6 +53,8 @@ OPERATIONS = {f"/v1{wire.path}": operation for operation, wire in SERVED.items()
 HEALTH = ("/healthz", "/readyz")
 METHODS = {path: "GET" if operation.wire is None else "POST" for path, operation in OPERATIONS.items()}
 
+POSTED: Final = {path: operation for path, operation in OPERATIONS.items() if operation.wire is not None}
+
 PLACES: Final = 18
 """Decimals of a price: six of an amount, six of a token in a million, and six of the ratio."""
 

@@ -45,13 +45,13 @@ PHASES: Final[dict[str, str]] = {
     "A connection's task": """
         ServerProtocol._serve_next ServerProtocol.release IncomingBody.release IncomingBody.end""",
     "A request to exchange": """
-        Gateway._handle Gateway._exchange Exchange.__init__ IncomingBody.__init__""",
-    "A runner": "ExchangeRunner.run ExchangeRunner._serve",
+        Gateway._handle Gateway._run Gateway._exchange Exchange.__init__ IncomingBody.__init__""",
+    "A runner": "ExchangeRunner.run",
     "A body: read": "IncomingBody.read",
-    "B body: check": "Gateway.check check check_in_steps",
+    "B body: check": "Gateway.check check_texts",
     "C chain in: mechanics": """
         Chain.request RequestHooks.run RequestHooks._plan RequestHooks._send RequestHooks._replies
-        RequestHooks._again_after RequestHooks.run_plan _command Plans.find Plugin.request_step""",
+        RequestHooks._again_after RequestHooks.run_plan _command Plugin.request_step""",
     "C usage-logger in": "UsageLogger.on_request UsagePart.fill UsagePart.begin",
     "C auth in": "Auth.request_step AuthPart.fill AuthPart.read",
     "C rate-limit in": "LimitsPart.fill LimitsPart.read",
@@ -71,7 +71,7 @@ PHASES: Final[dict[str, str]] = {
     "H conclude, meter": "UpstreamCall._answer meter_stream conclude",
     "I chain out: mechanics": """
         ExchangeRunner._end Chain.end run_end_hooks EndHooks.run EndHooks._submit
-        EndHooks._receive EndHooks._read end_by_plan _replies_to Plugin.end_step""",
+        EndHooks._receive EndHooks._read end_by_plan Plugin.end_step""",
     "J usage-logger out: record": "UsageLogger.end_step UsagePart.fill_end",
     "J usage-logger out: encode": "line_of encode checked",
     "J usage-logger out: reply": "UsageLog.end_step.<locals>.read UsagePart.read_end",
