@@ -295,15 +295,15 @@ class QuotaPart(PlanPart):
             with suppress(ValueError):  # plugins have put as many tags as there may be
                 exchange.note("session", self._session)
         hold = PlacedHold(self._account, price, amount, min(full, LARGEST_AMOUNT), self.budgets, body.service_tier)
-        exchange[PlacedHold] = hold
+        exchange.facts[PlacedHold] = hold
         return self._wallet.to_hold(amount, quota.floor(price, body.prompt_tokens_estimate), f"{body.size}x{amount}")
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
         held = self._wallet.held(exchange.id, reply)
-        return None if self._quota.note_held(exchange[PlacedHold], held) else self._quota.refuse(exchange, held)
+        return None if self._quota.note_held(exchange.facts[PlacedHold], held) else self._quota.refuse(exchange, held)
 
     def fill_end(self, exchange: Exchange) -> tuple[str, int, str] | None:
-        hold, usage = exchange.get(PlacedHold), exchange.usage
+        hold, usage = exchange.facts.get(PlacedHold), exchange.usage
         if hold is None:
             return None
         served = self._quota.served(exchange, hold)
@@ -320,7 +320,7 @@ class QuotaPart(PlanPart):
         return self._wallet.to_settle(hold.settlement)
 
     def read_end(self, exchange: Exchange, reply: Any) -> bool:
-        settlement = exchange[PlacedHold].settlement
+        settlement = exchange.facts[PlacedHold].settlement
         return settlement is not None and self._settled(exchange, self._wallet.settled(settlement, reply))
 
     async def lost_end(self, exchange: Exchange, error: Exception) -> None:

@@ -30,7 +30,6 @@ from gateway import (
     Plan,
     PlanPart,
     Plugin,
-    Rate,
     RateLimiter,
     Refused,
     Services,
@@ -210,6 +209,9 @@ class LimitsPart(PlanPart):
         self._rules = rules, token = plugin.rules(caller, operation)
         self._looks = caller if operation is Operation.ACCOUNT else None
         token_id = token.token_id if token else None
+        names = ((_REQUESTS, 2, rules.requests_per_minute), (_TOKENS, 3, rules.tokens_per_minute))
+        self._plain = () if token or self._looks else tuple([each for each in names if each[2] is not None])
+        """The headers of each limit, the place of its level in a reply, and the limit, where only the account has any."""
         self.reads_body = _limits_tokens(rules, token)
         self.request = limits.taking(caller.account, plugin.scope, rules, plugin.lease_ms, token)
         if _is_given_back(rules, token):
@@ -223,6 +225,12 @@ class LimitsPart(PlanPart):
         return (tokens,) if never is None else self._plugin.refuse(exchange, refusal(never, *self._rules, tokens))
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
+        if self._plain and not reply[0]:  # taken, as nearly always
+            headers = exchange.response_headers
+            for names, place, limit in self._plain:
+                remaining, reset_ms = self._limits.left(limit, reply[place])
+                _set_rate(headers, names, limit, remaining, reset_ms)
+            return None
         result = self._limits.result(*self._rules, reply)
         set_headers(exchange.response_headers, result)
         if isinstance(result, Limited):
@@ -231,8 +239,10 @@ class LimitsPart(PlanPart):
         return self._plugin.look(exchange, self._looks) if self._looks else None
 
     def fill_end(self, exchange: Exchange) -> tuple[int, ...]:
+        if self.end is None:
+            return ()
         usage = exchange.usage
-        return (self._limits.counted(usage.prompt_tokens + usage.completion_tokens),) if self.end else ()
+        return (self._limits.counted(usage.prompt_tokens + usage.completion_tokens),)
 
     async def lost_end(self, exchange: Exchange, error: Exception) -> None:
         if self.end is not None:
@@ -242,17 +252,17 @@ class LimitsPart(PlanPart):
 def set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
     """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
     if result.requests is not None:
-        _set_rate(headers, _REQUESTS, result.requests)
+        _set_rate(headers, _REQUESTS, *msgspec.structs.astuple(result.requests))
     if result.tokens is not None:
-        _set_rate(headers, _TOKENS, result.tokens)
+        _set_rate(headers, _TOKENS, *msgspec.structs.astuple(result.tokens))
 
 
-def _set_rate(headers: dict[str, str], names: tuple[str, str, str], rate: Rate) -> None:
-    limit, remaining, reset = names
-    if remaining not in headers or rate.remaining <= int(headers[remaining]):
-        headers[limit] = str(rate.limit)
-        headers[remaining] = str(rate.remaining)
-        headers[reset] = str(rate.reset_ms) + "ms"
+def _set_rate(headers: dict[str, str], names: tuple[str, str, str], limit: int, remaining: int, reset_ms: int) -> None:
+    of_limit, of_remaining, of_reset = names
+    if of_remaining not in headers or remaining <= int(headers[of_remaining]):
+        headers[of_limit] = str(limit)
+        headers[of_remaining] = str(remaining)
+        headers[of_reset] = f"{reset_ms}ms"
 
 
 def refusal(limited: Limited, rules: AccountLimits, token: TokenLimits | None, tokens: int) -> Refused:

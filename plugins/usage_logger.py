@@ -205,24 +205,25 @@ class UsagePart(PlanPart):
         self.end = logger.usage.appending()
 
     def fill(self, exchange: Exchange, body: Body) -> tuple[()]:
-        exchange[Arrival] = Arrival(None, reference_in(exchange.request.headers))
+        exchange.facts[Arrival] = Arrival(None, reference_in(exchange.request.headers))
         return ()
 
     def begin(self, exchange: Exchange) -> None:
-        self._logger.open(exchange, exchange[Arrival], self._record.arrived(exchange))
+        self._logger.open(exchange, exchange.facts[Arrival], self._record.arrived(exchange))
 
     def fill_end(self, exchange: Exchange) -> Sequence[bytes] | None:
-        arrival = exchange[Arrival]
+        arrival: Arrival = exchange.facts[Arrival]
         if not arrival.line or not arrival.written or not arrival.written.sent.done() or arrival.reference:
             return None
-        line = self._record.ended(exchange, arrival.line, *self._usage.caller_of(exchange.request))
+        address, user_agent = self._usage.caller_of(exchange.request)
+        line = self._record.ended(exchange, arrival.line, address, user_agent)
         if line is None or not self._usage.takes_ends():
             return None
         arrival.line = line
         return self._usage.to_append(line)
 
     def read_end(self, exchange: Exchange, reply: Any) -> None:
-        self._usage.appended(exchange[Arrival].line)
+        self._usage.appended(exchange.facts[Arrival].line)
 
 
 class Deferred:

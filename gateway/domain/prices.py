@@ -117,18 +117,19 @@ class Price(msgspec.Struct, frozen=True):
             amount += usage.answers * price.request * PER_TOKENS
         if price.unit:
             amount += usage.units * price.unit
-        return price._rounded(amount)
+        return -(-amount * price.factor // price.divisor)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> int:
         """Return the cost of tokens in micros, rounded up: none of them cached, and without the price of the request."""
         price = self.at(prompt_tokens)
-        return price._rounded(prompt_tokens * price.input + completion_tokens * price.output)
+        return -(-(prompt_tokens * price.input + completion_tokens * price.output) * price.factor // price.divisor)
 
     def most(self, prompt_tokens: int, completion_tokens: int, failed_tokens: int = 0, units: int = 0) -> int:
         """Return the most that a request can cost, in micros, if an attempt is answered and others were billed `failed_tokens`."""
         price = self.at(prompt_tokens) if self.tiers else self
         amount = (prompt_tokens + failed_tokens) * price.most_input + completion_tokens * price.most_output
-        return price._rounded(amount + price.request * PER_TOKENS + units * price.unit)
+        amount += price.request * PER_TOKENS + units * price.unit
+        return -(-amount * price.factor // price.divisor)
 
     def record(self, usage: Usage) -> dict[str, object]:
         """Return the price of `usage` as it is stored in a usage record, from which a charge can be computed again.
@@ -151,9 +152,6 @@ class Price(msgspec.Struct, frozen=True):
         if price.service_tier:
             terms["service_tier"] = price.service_tier
         return terms
-
-    def _rounded(self, amount: int) -> int:
-        return -(-amount * self.factor // self.divisor)
 
 
 def price_of(prices: Model | Cost, ratio: Fraction = ONE, model: Model | None = None) -> Price:

@@ -128,6 +128,12 @@ class RateLimiter:
         """
         return _declared(account, scope, token_id, ("give_back", ID, HOLE))
 
+    @staticmethod
+    def left(limit: int, level: int) -> tuple[int, int]:
+        """Return what remains of a limit, and in how many milliseconds all of it is available, by the level in a reply."""
+        remaining = limit - -(-level // _MINUTE_US)
+        return remaining if remaining > 0 else 0, -(-level // (limit * 1000))
+
     async def look(
         self,
         account: str,
@@ -203,7 +209,7 @@ def _of_one(rules: AccountLimits, reply: Any) -> Taken | Limited:
 def _rate(limit: int | None, level: int) -> Rate | None:
     if limit is None:
         return None
-    return Rate(limit, max(0, limit - -(-level // _MINUTE_US)), -(-level // (limit * 1000)))
+    return Rate(limit, *RateLimiter.left(limit, level))
 
 
 def _tighter(one: Rate | None, other: Rate | None) -> Rate | None:

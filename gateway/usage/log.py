@@ -20,6 +20,8 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.ids import arrival_ms, utc
@@ -273,15 +275,12 @@ class UsageLog:
             ) from None
 
 
-class SentArrival:
+class SentArrival(msgspec.Struct, eq=False):
     """An arrival that was sent to a log. To await it is to know that it is written."""
 
-    __slots__ = ("_line", "_log", "sent")
-
-    def __init__(self, log: UsageLog, line: bytes, sent: asyncio.Future[Any]) -> None:
-        self._log = log
-        self._line = line
-        self.sent = sent
+    _log: UsageLog
+    _line: bytes
+    sent: asyncio.Future[Any]
 
     def __await__(self) -> Generator[object, None, None]:
         sent = self.sent

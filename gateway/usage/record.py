@@ -250,6 +250,8 @@ def shown_message(text: str) -> str:
 BEGIN: Final = b'{"id":"","arrived_at":""'
 BEGIN_SIZE: Final = len(BEGIN) + 36 + len("2026-11-21T06:21:30.123Z")
 """The bytes of an arrival's line that are those of the end, too."""
+MOST_CALLERS: Final = 8
+"""Addresses with their user agents for which the rest of a line is kept."""
 
 
 class PreparedAttempt(msgspec.Struct, gc=False):
@@ -263,17 +265,15 @@ class PreparedAttempt(msgspec.Struct, gc=False):
 
 
 class PreparedEnd(msgspec.Struct, gc=False):
-    """The fields of an end that differ between the requests of a plan, as `Record` has them."""
+    """The fields of an end that differ between the requests of a plan and a caller's address, as `Record` has them."""
 
-    channel: str
     upstream_request_id: str
     completion_id: str
     attempts: tuple[PreparedAttempt]
-    cost_price: msgspec.Raw
     cost_micros: int | None
     margin_micros: int | None
     upstream_cost_micros: int | None
-    price: dict[str, object]
+    price: Mapping[str, object]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -286,8 +286,6 @@ class PreparedEnd(msgspec.Struct, gc=False):
     events: int
     bytes: int
     upstream_usage: str
-    address: str
-    user_agent: str
 
 
 class PreparedRecord:
@@ -297,13 +295,13 @@ class PreparedRecord:
     those are that plugins may have a part in.
     """
 
-    __slots__ = ("_arrival", "_common", "_costs", "_model")
+    __slots__ = ("_arrival", "_ended", "_model", "_same")
 
     def __init__(self, operation: Operation, generation: int, gateway: str, caller: Caller, model: str) -> None:
         arrival = WrittenRecord(id="", arrived_at="", operation=operation, config=generation, gateway=gateway)
         self._model = model
         self._arrival = encode(arrival)[len(BEGIN) - 1 :]
-        ended = msgspec.structs.replace(
+        self._ended = msgspec.structs.replace(
             arrival,
             account=caller.account,
             token_id=caller.token_id,
@@ -312,18 +310,18 @@ class PreparedRecord:
             status=200,
             outcome=COMPLETED,
         )
-        self._common = encode(ended)[len(BEGIN) :]
-        self._costs: dict[str, msgspec.Raw] = {}
+        self._same: dict[tuple[str, str, str], bytes] = {}
 
     def arrived(self, exchange: Exchange) -> bytes:
         """Return the line of an arrival."""
         id_ = exchange.id
-        return f'{{"id":"{id_}","arrived_at":"{utc(arrival_ms(id_))}'.encode() + self._arrival
+        return ('{"id":"' + id_ + '","arrived_at":"' + utc(arrival_ms(id_))).encode() + self._arrival
 
     def ended(self, exchange: Exchange, arrival: bytes, address: str, user_agent: str) -> bytes | None:
         """Return the line of an end, None for a request that has more to tell. `arrival`: the line of its arrival."""
+        attempts, charge = exchange.attempts, exchange.charged
         if (
-            len(exchange.attempts) != 1
+            len(attempts) != 1
             or exchange.model != self._model
             or exchange.outcome is not COMPLETED
             or exchange.status != 200
@@ -333,9 +331,10 @@ class PreparedRecord:
             or exchange.answered_by
             or exchange.refused_by
             or exchange.first_byte is None
+            or exchange.ended is None
         ):
             return None
-        attempt = exchange.attempts[0]
+        attempt = attempts[0]
         usage, cost, channel = attempt.usage, attempt.cost, exchange.channel
         if (
             attempt.channel != channel
@@ -344,44 +343,49 @@ class PreparedRecord:
             or attempt.dialect
             or attempt.said is not NOTHING_SAID
             or not usage.answers
-            or exchange.usage is not usage
+            or (charge is not None and charge.usage is not usage)
             or (cost is not None and (cost.tiers or cost.unit))
         ):
             return None
         upstream_id, completion_id = attempt.upstream_request_id[:MOST], attempt.completion_id[:MOST]
-        charge, costs, events, size = exchange.charge_micros, attempt.cost_micros, exchange.events, exchange.bytes
+        micros, price = (0, {}) if charge is None else (charge.micros, charge.price)
+        costs, events, size = attempt.cost_micros, exchange.events, exchange.bytes
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
         cached, written = usage.cached_tokens, usage.cache_write_tokens
         if type(prompt + completion + cached + written + events + size) is not int:  # a plugin has set another one
             return None
+        started = exchange.started
         end = PreparedEnd(
-            channel,
             upstream_id,
             completion_id,
             (PreparedAttempt(channel, 200, costs, upstream_id, completion_id),),
-            self._costs.get(channel) or self._add(channel, cost),
             costs,
-            None if costs is None else charge - costs,
+            None if costs is None else micros - costs,
             attempt.stated_micros,
-            exchange.price,
+            price,
             prompt,
             completion,
             cached,
             written,
             usage.source,
-            charge,
-            round((exchange.first_byte - exchange.started) * 1000),
-            round(exchange.duration_ms),
+            micros,
+            round((exchange.first_byte - started) * 1000),
+            round((exchange.ended - started) * 1000),
             round(exchange.longest_gap_s * 1000),
             events,
             size,
             attempt.reported,
-            address,
-            user_agent,
         )
-        return b"".join((arrival[:BEGIN_SIZE], b",", encode(end)[1:-1], self._common))
+        same = self._same.get((channel, address, user_agent)) or self._add(channel, address, user_agent, cost)
+        return b"".join((arrival[:BEGIN_SIZE], b",", encode(end)[1:-1], same))
 
-    def _add(self, channel: str, cost: Price | None) -> msgspec.Raw:
-        terms = {} if cost is None else cost.record(Usage(answers=1))
-        found = self._costs[channel] = msgspec.Raw(encode(terms))
+    def _add(self, channel: str, address: str, user_agent: str, cost: Price | None) -> bytes:
+        """Return the rest of the line, which is the same for each request of a caller that a channel serves."""
+        if len(self._same) >= MOST_CALLERS:
+            self._same.clear()
+        price = {} if cost is None else cost.record(Usage(answers=1))
+        served = msgspec.structs.replace(
+            self._ended, channel=channel, cost_price=price, address=address, user_agent=user_agent
+        )
+        found = self._same[channel, address, user_agent] = encode(served)[len(BEGIN) :]
         return found

@@ -109,21 +109,24 @@ class ReplayBuffer:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._segments: deque[tuple[int, bytes]] = deque()
-        self._open = bytearray()
+        self._open: list[bytes] = []
+        self._size = 0
+        """The bytes of the open segment."""
         self._began = 0
 
     def add(self, line: bytes) -> None:
         """Add a line, which must not contain a line feed, and drop the oldest lines beyond the time and the bytes that are kept."""
-        now = int(time.monotonic())
+        now = time.monotonic()
         if not self._open:
-            self._began = now
-        elif len(self._open) + len(line) >= SEGMENT_BYTES or now - self._began >= SEGMENT_S:
-            self._close(now)
-        self._open += line + b"\n"
+            self._began = int(now)
+        elif self._size + len(line) >= SEGMENT_BYTES or now >= self._began + SEGMENT_S:
+            self._close(int(now))
+        self._open.append(line)
+        self._size += len(line) + 1
 
     def _close(self, now: int) -> None:
-        lines = bytes(self._open)
-        self._open.clear()
+        lines = b"\n".join(self._open) + b"\n"
+        self._open, self._size = [], 0
         self._segments.append((min(now, self._began + SEGMENT_S), lines))
         self._began = now
         self._bytes += len(lines)
@@ -138,9 +141,9 @@ class ReplayBuffer:
         now = int(time.monotonic())
         self._drop_old(now)
         if self._began + SEGMENT_S < now - RETENTION_S:
-            self._open.clear()
-        closed = (lines for _, lines in self._segments)
-        return chain.from_iterable(lines.split(b"\n")[:-1] for lines in (*closed, bytes(self._open)))
+            self._open, self._size = [], 0
+        closed = [lines for _, lines in self._segments]
+        return chain(chain.from_iterable(lines.split(b"\n")[:-1] for lines in closed), self._open.copy())
 
 
 def refuse_database(document: Document, error: StoreAway) -> None:

@@ -174,6 +174,10 @@ class Settlement(msgspec.Struct, frozen=True):
     """The budgets that it counts in, as its hold returned them. They are used where the store has lost the hold."""
 
 
+OF_HOLD: Final = 5
+"""Parts of the reply to a hold, before those that seldom follow."""
+
+
 def checked(reply: list[Any], key: str) -> list[Any]:
     """Return the reply. Raises `StoreAway` if it belongs to another call."""
     if reply[0] != key.encode():
@@ -183,7 +187,8 @@ def checked(reply: list[Any], key: str) -> list[Any]:
 
 def hold_reply(reply: list[Any], label: str = "hold.after") -> HoldReply:
     """Return the result of a hold or of its extension. `label`: the crash point."""
-    _, outcome, balance, held, credit_line, *more = reply
+    _, outcome, balance, held, credit_line = reply if len(reply) == OF_HOLD else reply[:OF_HOLD]
+    more = reply[OF_HOLD:]
     crash_points.point(label)
     if len(more) % 2 == 0:
         return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(pairs(more)) if more else ())

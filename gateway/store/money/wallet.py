@@ -192,10 +192,10 @@ class Wallet:
 
     def settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
         """Return the result of a settlement by its reply. Raises `StoreAway` for the reply to another call."""
-        _, outcome, charged, *marked = checked(reply, settlement.request_id)
+        outcome, charged = checked(reply, settlement.request_id)[1:3]
         crash_points.point("settle.after")
         self._recent.add(settlement)
-        return Settled(SETTLES[outcome], charged, used_in(*marked) if marked else ())
+        return Settled(SETTLES[outcome], charged, used_in(*reply[3:]) if len(reply) > 3 else ())
 
     async def repeat(self) -> int:
         """Send the latest settlements again, to a store that may have lost them; return how many."""
