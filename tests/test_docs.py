@@ -39,19 +39,19 @@ DOCUMENTS = (*PAGES, "tests/bench/README.md", "tests/bench/PROFILE.md")
 MOST_WORDS = 22
 """Of a page's sentences, in the mean."""
 CORE_ALONE = {
-    "texts",
-    "answer_tier",
-    "answer_usage",
-    "check_body",
-    "drop_body",
-    "drop_values",
-    "hooks",
-    "kept",
-    "notes",
-    "on_stop",
-    "settle_pending",
-    "stopped",
-    "serve_by",
+    *(
+        "answer_tier",
+        "answer_usage",
+        "charged",
+        "check_body",
+        "drop_body",
+        "drop_values",
+        "facts",
+        "hooks",
+        "kept",
+        "notes",
+    ),
+    *("on_stop", "serve_by", "settle_pending", "stopped", "texts"),
 }
 """Of an exchange, what plugins have no use for."""
 
