@@ -220,9 +220,10 @@ class LimitsPart(PlanPart):
     def fill(self, exchange: Exchange, body: Body) -> tuple[int] | Coroutine[Any, Any, None]:
         if not self.reads_body:
             return (0,)
+        rules, token = self._rules
         tokens = estimate(body)
-        never = self._limits.never_fits(tokens, *self._rules)
-        return (tokens,) if never is None else self._plugin.refuse(exchange, refusal(never, *self._rules, tokens))
+        never = self._limits.never_fits(tokens, rules, token)
+        return (tokens,) if never is None else self._plugin.refuse(exchange, refusal(never, rules, token, tokens))
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
         if self._plain and not reply[0]:  # taken, as nearly always
@@ -262,7 +263,7 @@ def _set_rate(headers: dict[str, str], names: tuple[str, str, str], limit: int, 
     if of_remaining not in headers or remaining <= int(headers[of_remaining]):
         headers[of_limit] = str(limit)
         headers[of_remaining] = str(remaining)
-        headers[of_reset] = f"{reset_ms}ms"
+        headers[of_reset] = str(reset_ms) + "ms"
 
 
 def refusal(limited: Limited, rules: AccountLimits, token: TokenLimits | None, tokens: int) -> Refused:

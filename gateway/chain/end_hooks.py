@@ -56,7 +56,7 @@ async def end_by_plan(exchange: Exchange, plan: PlannedChain, entered: list[Entr
     """
     replies: Sequence[Reply] | None = None
     lost: GatewayError | None = None
-    rest = entered[len(plan.entries) :]
+    rest = entered[len(plan.entries) :] if len(entered) > len(plan.entries) else None
     # Steps of others and those of the plan are one script, of the hooks.
     if not (rest and any(entry.plans_end for entry in rest)):
         if rest:
@@ -66,7 +66,7 @@ async def end_by_plan(exchange: Exchange, plan: PlannedChain, entered: list[Entr
             if (values := _values(exchange, plan)) is not None:
                 end, replies = plan.end, ()
                 if end is not None:
-                    replies = await client.send(end.command(exchange.id, values), end.script)
+                    replies = await client.send(end.command(exchange.request_id, values), end.script)
         except GatewayError as error:
             replies, lost = None, error
         except BaseException as error:

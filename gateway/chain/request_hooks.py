@@ -85,8 +85,9 @@ class RequestHooks(msgspec.Struct, eq=False):
                 self._spent_s = time.monotonic() - began
                 if self._spent_s >= client.timeout_s and not self._ignores(plan.reads[0][1], "prepare", error):
                     raise
-        for _, entry, _ in plan.reads[len(replies) :] if replies else ():  # a step above stopped the script
-            took_nothing(entry.plugin, exchange)
+        if 0 < len(replies) < len(plan.reads):  # a step stopped the script
+            for _, entry, _ in plan.reads[len(replies) :]:
+                took_nothing(entry.plugin, exchange)
         for number, (place, entry, read) in enumerate(plan.reads):
             status, value = replies[number] if number < len(replies) else (FAILED, None)
             if status == FAILED or isinstance(value, Exception):
@@ -278,7 +279,7 @@ def _command(plan: PlannedChain, exchange: Exchange, body: Body) -> bytes | None
                 if filled is None:
                     return None
             values += filled
-        return b"" if plan.request is None else plan.request.command(exchange.id, values)
+        return b"" if plan.request is None else plan.request.command(exchange.request_id, values)
     except PLUGIN_ERRORS as error:
         if isinstance(error, StalePlan):
             raise

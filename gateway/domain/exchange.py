@@ -100,11 +100,10 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_attempts", "_charge", "answer_usage", "answer_tier"),
+        *("answer_usage", "answer_tier", "calls", "charged"),
         *(
             "_body",
             "_body_refusal",
-            "_id",
             "_on_body_dropped",
             "outcome",
             "_pending",
@@ -127,6 +126,7 @@ class Exchange:
         ),
         *(
             "request",
+            "request_id",
             "requested_model",
             "response_headers",
             "started",
@@ -137,14 +137,12 @@ class Exchange:
             "whole",
         ),
     )
-    id: str = read_only("_id")
+    id: str = read_only("request_id")
     """UUIDv7. The store, the log and the caller know the request by it, so it never changes."""
     body_refusal: Refused | None = read_only("_body_refusal")
     """Why the body is not valid, once a plugin has asked for it."""
-    attempts: list[Attempt] = read_only("_attempts")
+    attempts: list[Attempt] = read_only("calls")
     """The calls of upstreams, in their order. The gateway adds to them."""
-    charged: Charge | None = read_only("_charge")
-    """What a plugin has charged, see `charge`."""
 
     def __init__(
         self,
@@ -155,13 +153,14 @@ class Exchange:
         *,
         id: str = "",  # noqa: A002
     ) -> None:
-        self._attempts: list[Attempt] = []
+        # Each request asks for these some times: of an attribute that takes a tenth of what it takes of a property.
+        self.calls: list[Attempt] = []
         self.answer_usage: Usage | None = None
         """What the answer of a plugin is charged as."""
         self.answer_tier = ""
         """The service tier that such an answer names."""
-        self._charge: Charge | None = None
-        self._id = id or new_id()
+        self.charged: Charge | None = None
+        self.request_id = id or new_id()
         self.request = request
         self.arrived_at = time.time()
         """UTC, seconds since 1970. For records only: durations are measured from `started`."""
@@ -352,33 +351,33 @@ class Exchange:
             raise ValueError(f"a charge is from 0 to {LARGEST} micros, not {micros}")
         if price is not None:
             price = dict(price)
-        before = self._charge
+        before = self.charged
         if before is None:
-            self._charge = Charge(by, micros, price or {}, usage)
+            self.charged = Charge(by, micros, price or {}, usage)
         elif before.by is by:
-            self._charge = Charge(by, micros, before.price if price is None else price, usage or before.usage)
+            self.charged = Charge(by, micros, before.price if price is None else price, usage or before.usage)
         else:
             raise RuntimeError(f"{type(by).__name__} charges a request that {type(before.by).__name__} charges")
 
     @property
     def charge_micros(self) -> int:
         """What was charged, in micros. See `charge`."""
-        return 0 if self._charge is None else self._charge.micros
+        return 0 if self.charged is None else self.charged.micros
 
     @property
     def price(self) -> dict[str, object]:
         """The prices from which the charge was computed, as the record has them."""
-        return {} if self._charge is None else dict(self._charge.price)
+        return {} if self.charged is None else dict(self.charged.price)
 
     @property
     def usage(self) -> Usage:
         """The usage of all attempts together, or of the answer that a plugin gave. Once it is charged, what was charged."""
-        if self._charge is not None and self._charge.usage is not None:
-            return self._charge.usage
-        if len(self._attempts) == 1:
-            return self._attempts[0].usage
+        if self.charged is not None and self.charged.usage is not None:
+            return self.charged.usage
+        if len(self.calls) == 1:
+            return self.calls[0].usage
         total = self.answer_usage or Usage()
-        for attempt in self._attempts:
+        for attempt in self.calls:
             total += attempt.usage
         return total
 
@@ -386,7 +385,7 @@ class Exchange:
     def cost_micros(self) -> int | None:
         """What the exchange costs the operator, in micros; None where one of its attempts has a cost that is not known."""
         total = 0
-        for attempt in self._attempts:
+        for attempt in self.calls:
             cost = attempt.cost_micros
             if cost is None:
                 return None

@@ -143,7 +143,8 @@ class Metrics:
         key = outcome, exchange.model, exchange.channel, exchange.group
         series = self._series.get(key) or self._find(*key)
         started, begun = exchange.started, exchange.first_byte
-        charged, cost = exchange.charge_micros, exchange.cost_micros
+        charge, cost = exchange.charged, exchange.cost_micros
+        charged = 0 if charge is None else charge.micros
         series.count((exchange.ended or started) - started, charged)
         if begun is not None:
             series.count_answer(begun - started, exchange.longest_gap_s)
@@ -151,7 +152,7 @@ class Metrics:
             series.count_unknown_cost()
         else:
             series.count_cost(cost, charged - cost)
-        attempts = exchange.attempts
+        attempts = exchange.calls
         for attempt in attempts:
             usage = attempt.usage
             series.count_tokens(

@@ -56,7 +56,7 @@ class ExchangeRunner:
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler) -> None:
         """Run one exchange. It raises only when cancelled. When it returns, `on_end` of its plugins has run."""
         entered: list[Entry] = []
-        caller.request_id = exchange.id
+        caller.request_id = exchange.request_id
         self.open += 1
         self.exchanges.add(exchange)
         try:

@@ -48,6 +48,9 @@ NO_CREDENTIAL: Final = "no credential: each is spent or switched off"
 
 _HEALTHY: Final = Condition.HEALTHY
 """The name of a module is looked up faster than a member of an enum, and this is needed for each request."""
+_BOUNDS_MS: Final = tuple(
+    map(float, FIRST_EVENT_MS)
+)  # a float is compared with a whole number in ten times the instructions
 RATE_LIMITED: Final = "upstream_rate_limited"
 SYNC_INTERVAL_S: Final = 0.5
 PROBES_LOOK_S: Final = 1.0
@@ -424,7 +427,7 @@ class LocalChannel(msgspec.Struct):
     def answered(self, request_id: str, after_s: float) -> bool:
         """Count an answer, which began `after_s` after the call. Return whether other workers should know at once."""
         self.report.ok += 1
-        self.report.first[bisect_left(FIRST_EVENT_MS, after_s * 1000)] += 1
+        self.report.first[bisect_left(_BOUNDS_MS, after_s * 1000)] += 1
         return self.end_probe(request_id, "ok")
 
     def succeeded(self, account: str) -> bool:

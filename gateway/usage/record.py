@@ -254,38 +254,38 @@ MOST_CALLERS: Final = 8
 """Addresses with their user agents for which the rest of a line is kept."""
 
 
-class PreparedAttempt(msgspec.Struct, gc=False):
+class PreparedAttempt(msgspec.Struct, gc=False, omit_defaults=True):
     """The fields of the one attempt, as `AttemptRecord` has them."""
 
     channel: str
     status: int
-    cost_micros: int | None
-    upstream_request_id: str
-    completion_id: str
+    upstream_request_id: str = ""
+    completion_id: str = ""
+    cost_micros: int | None = None
 
 
-class PreparedEnd(msgspec.Struct, gc=False):
+class PreparedEnd(msgspec.Struct, gc=False, omit_defaults=True):
     """The fields of an end that differ between the requests of a plan and a caller's address, as `Record` has them."""
 
-    upstream_request_id: str
-    completion_id: str
     attempts: tuple[PreparedAttempt]
-    cost_micros: int | None
-    margin_micros: int | None
-    upstream_cost_micros: int | None
     price: Mapping[str, object]
+    usage_source: str
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
-    cache_write_tokens: int
-    usage_source: str
     charge_micros: int
     first_byte_ms: int
     duration_ms: int
-    longest_gap_ms: int
     events: int
     bytes: int
     upstream_usage: str
+    upstream_request_id: str = ""
+    completion_id: str = ""
+    longest_gap_ms: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost_micros: int | None = None
+    margin_micros: int | None = None
+    upstream_cost_micros: int | None = None
 
 
 class PreparedRecord:
@@ -314,12 +314,12 @@ class PreparedRecord:
 
     def arrived(self, exchange: Exchange) -> bytes:
         """Return the line of an arrival."""
-        id_ = exchange.id
+        id_ = exchange.request_id
         return ('{"id":"' + id_ + '","arrived_at":"' + utc(arrival_ms(id_))).encode() + self._arrival
 
     def ended(self, exchange: Exchange, arrival: bytes, address: str, user_agent: str) -> bytes | None:
         """Return the line of an end, None for a request that has more to tell. `arrival`: the line of its arrival."""
-        attempts, charge = exchange.attempts, exchange.charged
+        attempts, charge = exchange.calls, exchange.charged
         if (
             len(attempts) != 1
             or exchange.model != self._model
@@ -356,25 +356,25 @@ class PreparedRecord:
             return None
         started = exchange.started
         end = PreparedEnd(
-            upstream_id,
-            completion_id,
-            (PreparedAttempt(channel, 200, costs, upstream_id, completion_id),),
-            costs,
-            None if costs is None else micros - costs,
-            attempt.stated_micros,
+            (PreparedAttempt(channel, 200, upstream_id, completion_id, costs),),
             price,
+            usage.source,
             prompt,
             completion,
-            cached,
-            written,
-            usage.source,
             micros,
             round((exchange.first_byte - started) * 1000),
             round((exchange.ended - started) * 1000),
-            round(exchange.longest_gap_s * 1000),
             events,
             size,
             attempt.reported,
+            upstream_id,
+            completion_id,
+            round(exchange.longest_gap_s * 1000),
+            cached,
+            written,
+            costs,
+            None if costs is None else micros - costs,
+            attempt.stated_micros,
         )
         same = self._same.get((channel, address, user_agent)) or self._add(channel, address, user_agent, cost)
         return b"".join((arrival[:BEGIN_SIZE], b",", encode(end)[1:-1], same))

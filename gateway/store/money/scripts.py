@@ -187,9 +187,11 @@ def checked(reply: list[Any], key: str) -> list[Any]:
 
 def hold_reply(reply: list[Any], label: str = "hold.after") -> HoldReply:
     """Return the result of a hold or of its extension. `label`: the crash point."""
-    _, outcome, balance, held, credit_line = reply if len(reply) == OF_HOLD else reply[:OF_HOLD]
-    more = reply[OF_HOLD:]
     crash_points.point(label)
+    outcome, balance, held, credit_line = reply[1], reply[2], reply[3], reply[4]
+    if len(reply) == OF_HOLD:
+        return HoldReply(HOLDS[outcome], balance, held, credit_line)
+    more = reply[OF_HOLD:]
     if len(more) % 2 == 0:
         return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(pairs(more)) if more else ())
     marks, _, used = more.pop().decode().partition(" ")

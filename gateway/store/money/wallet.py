@@ -192,7 +192,8 @@ class Wallet:
 
     def settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
         """Return the result of a settlement by its reply. Raises `StoreAway` for the reply to another call."""
-        outcome, charged = checked(reply, settlement.request_id)[1:3]
+        checked(reply, settlement.request_id)
+        outcome, charged = reply[1], reply[2]
         crash_points.point("settle.after")
         self._recent.add(settlement)
         return Settled(SETTLES[outcome], charged, used_in(*reply[3:]) if len(reply) > 3 else ())
