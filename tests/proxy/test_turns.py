@@ -192,7 +192,7 @@ def test_addresses_take_turns_and_each_keeps_its_order() -> None:
     queue.put("three", "three0")
     assert [queue.take() for _ in range(4)] == ["two0", "one1", "three0", "one2"]
     assert not queue
-    assert not queue._of_key
+    assert not queue.of_key
 
 
 # An address begins one thing at a time; another address does not wait behind it, unless all together begin too much.
