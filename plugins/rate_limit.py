@@ -209,8 +209,9 @@ class LimitsPart(PlanPart):
         self._rules = rules, token = plugin.rules(caller, operation)
         self._looks = caller if operation is Operation.ACCOUNT else None
         token_id = token.token_id if token else None
-        names = ((_REQUESTS, 2, rules.requests_per_minute), (_TOKENS, 3, rules.tokens_per_minute))
-        self._plain = () if token or self._looks else tuple([each for each in names if each[2] is not None])
+        rates = ((_REQUESTS, 2, rules.requests_per_minute), (_TOKENS, 3, rules.tokens_per_minute))
+        of_account = [(names, place, limit) for names, place, limit in rates if limit is not None]
+        self._plain = () if token or self._looks else tuple(of_account)
         """The headers of each limit, the place of its level in a reply, and the limit, where only the account has any."""
         self.reads_body = _limits_tokens(rules, token)
         self.request = limits.taking(caller.account, plugin.scope, rules, plugin.lease_ms, token)

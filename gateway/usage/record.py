@@ -250,6 +250,7 @@ def shown_message(text: str) -> str:
 BEGIN: Final = b'{"id":"","arrived_at":""'
 BEGIN_SIZE: Final = len(BEGIN) + 36 + len("2026-11-21T06:21:30.123Z")
 """The bytes of an arrival's line that are those of the end, too."""
+NO_PRICE: Final[Mapping[str, object]] = {}
 MOST_CALLERS: Final = 8
 """Addresses with their user agents for which the rest of a line is kept."""
 
@@ -348,7 +349,7 @@ class PreparedRecord:
         ):
             return None
         upstream_id, completion_id = attempt.upstream_request_id[:MOST], attempt.completion_id[:MOST]
-        micros, price = (0, {}) if charge is None else (charge.micros, charge.price)
+        micros = 0 if charge is None else charge.micros
         costs, events, size = attempt.cost_micros, exchange.events, exchange.bytes
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
         cached, written = usage.cached_tokens, usage.cache_write_tokens
@@ -357,7 +358,7 @@ class PreparedRecord:
         started = exchange.started
         end = PreparedEnd(
             (PreparedAttempt(channel, 200, upstream_id, completion_id, costs),),
-            price,
+            NO_PRICE if charge is None else charge.price,
             usage.source,
             prompt,
             completion,
