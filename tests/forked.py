@@ -2,8 +2,9 @@
 
 `FORKED` takes the place of `sys.executable` in a command `(FORKED, "-m", MODULE, ...)` of `subprocess` or `asyncio`. The process
 is a child of the test's process, with its own arguments, environment, folder and descriptors, and runs the module from its
-first line. Only what it imports is there already. A command that asks for more, such as another environment of Python, is
-started from nothing, as are all where the system is not Linux. Tests of the start itself use `sys.executable`.
+first line. Only what it imports is there already, with what it works out once of settings and commands, and at its end that is
+not freed. A command that asks for more, such as another environment of Python, is started from nothing, as are all where the
+system is not Linux. Tests of the start itself use `sys.executable`.
 """
 
 from __future__ import annotations
