@@ -191,9 +191,7 @@ async def test_the_pause_grows_up_to_an_hour_and_varies(client: Client) -> None:
     assert len(set(pauses)) == 20
 
 
-async def test_a_store_that_is_away_and_back_is_sent_from_memory(
-    own_store: Callable[[], EmbeddedStore],
-) -> None:
+async def test_a_store_that_is_away_and_back_is_sent_from_memory(own_store: Callable[[], EmbeddedStore]) -> None:
     store = own_store()
     client = Client.connect(store.url, timeout_s=5)
     async with receiving() as receiver, sending(client, receiver.url, away_after_s=0.2):

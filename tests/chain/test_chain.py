@@ -443,11 +443,7 @@ def test_the_hooks_are_the_methods_of_the_base_class() -> None:
         (Blocks, "on_request", "`on_request` must be `async def`"),
         (Waits, "on_chunk", "`on_chunk` must be `def`"),
         (TakesTooLittle, "on_chunk", "`on_chunk` must take (self, exchange, chunk)"),
-        (
-            Misspelt,
-            "on_requests",
-            "`on_requests` is not a hook and is never called: did you mean `on_request`?",
-        ),
+        (Misspelt, "on_requests", "`on_requests` is not a hook and is never called: did you mean `on_request`?"),
     ],
 )
 def test_a_hook_that_the_gateway_cannot_call_is_named_with_its_line(kind: type[Plugin], hook: str, text: str) -> None:

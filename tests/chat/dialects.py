@@ -52,10 +52,7 @@ DIALECTS: Final[dict[str, tuple[str, bool]]] = {
     "TGI": ('{"error":"the model fell over","error_type":"overloaded"}', False),
     "TGI, recent": ('{"error":{"message":"the model fell over","http_status_code":422}}', True),
     "llama.cpp": ('{"error":{"code":500,"message":"the model fell over","type":"server_error"}}', False),
-    "Ollama": (
-        '{"error":{"message":"the model fell over","type":"api_error","param":null,"code":null}}',
-        True,
-    ),
+    "Ollama": ('{"error":{"message":"the model fell over","type":"api_error","param":null,"code":null}}', True),
     "Ollama, native": ('{"error":"the model fell over"}', False),
     "LM Studio": ('{"error":{"message":"the model fell over"}}', True),
     "LiteLLM": ('{"error":{"message":"the model fell over","type":"None","param":"None","code":"500"}}', True),

@@ -94,10 +94,7 @@ async def answers(url: str) -> None:
 async def gateway(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     """Run a command and return its exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
-        *(FORKED, "-m", "gateway", *arguments),
-        cwd=cwd,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        *(FORKED, "-m", "gateway", *arguments), cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode is not None

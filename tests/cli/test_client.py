@@ -310,11 +310,7 @@ async def printed_reads(names: dict[str, str]) -> dict[str, Printed]:
         words = [names.get(word, word) for word in shlex.split(line)]
         result = await asyncio.to_thread(CliRunner().invoke, program(), words)
         assert "canary" not in result.output
-        found[f"{number}: {line}"] = (
-            result.exit_code,
-            plain_reads(result.stdout),
-            plain_reads(result.stderr),
-        )
+        found[f"{number}: {line}"] = (result.exit_code, plain_reads(result.stdout), plain_reads(result.stderr))
     return found
 
 

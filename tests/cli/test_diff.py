@@ -61,16 +61,8 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
         ("{default: {}}", "{default: {budgets: {month: 0.5}}}", "groups.default.budgets.month: none becomes 0.5"),
         ("{default: {}}", "{default: {limits: {concurrent: 2}}}", "groups.default.limits.concurrent: none becomes 2"),
         ("listen:", "time_zone: Europe/Berlin\nlisten:", "time_zone: UTC becomes Europe/Berlin"),
-        (
-            "http://127.0.0.1:2/v1",
-            "http://127.0.0.1:2/v1, timers: {idle: 9}",
-            "channels.two.timers.idle: 60 becomes 9",
-        ),
-        (
-            "{max_body: 65536}",
-            "{max_body: 65536, trusted_proxies: [10.0.0.2]}",
-            "port.trusted_proxies: adds 10.0.0.2",
-        ),
+        ("http://127.0.0.1:2/v1", "http://127.0.0.1:2/v1, timers: {idle: 9}", "channels.two.timers.idle: 60 becomes 9"),
+        ("{max_body: 65536}", "{max_body: 65536, trusted_proxies: [10.0.0.2]}", "port.trusted_proxies: adds 10.0.0.2"),
         ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
         ("store-password", "other-password", "redis: changes  (needs a restart)"),
         ("two: {base_url", "two: {proxy: 'http://u:password@p:1', base_url", "channels.two.proxy: changes"),
@@ -79,11 +71,7 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "groups: {default: {}}\nusage: {clickhouse: 'https://u:password@h:1/d'}",
             "usage.clickhouse: changes  (needs a restart)",
         ),
-        (
-            "{max_body: 65536}",
-            "{max_body: 65536, drain: 5}",
-            "port.drain: 30 becomes 5  (needs a restart)",
-        ),
+        ("{max_body: 65536}", "{max_body: 65536, drain: 5}", "port.drain: 30 becomes 5  (needs a restart)"),
         ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
         ("{use: quota}", "{use: quota, with: {max_holds: 3}}", "plugins.quota.with.max_holds: is set to 3"),
         (

@@ -118,9 +118,7 @@ def test_what_a_terminal_obeys_is_shown_as_its_code() -> None:
         assert r"\x1b[31m=cmd()\x9b\u202e" in each.output
 
 
-def test_a_file_of_accounts_ends_as_other_commands_where_the_store_is_away(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_accounts_ends_as_other_commands_where_the_store_is_away(tmp_path: Path) -> None:
     (tmp_path / "away.yaml").write_text(
         f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\ngroups: {{default: {{}}}}\n"
     )

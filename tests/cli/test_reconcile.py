@@ -131,10 +131,7 @@ def test_three_rows_missing_two_foreign_and_four_that_differ(books: Books) -> No
     sums = {
         (row["day"], row["model"]): (row["lines"], row["calls"], row["billed"], row["expected"]) for row in found["sum"]
     }
-    assert sums == {
-        (DAY, "gpt-4o"): (17, 20, "0.0375", "0.03"),
-        (DAY, "openai/gpt-4o"): (2, 0, "0.04", "0.00"),
-    }
+    assert sums == {(DAY, "gpt-4o"): (17, 20, "0.0375", "0.03"), (DAY, "openai/gpt-4o"): (2, 0, "0.04", "0.00")}
     table = books.again(code=1).stdout
     assert "4 billed in another amount than expected:\n" in table
     assert "2 only on the bill:\n" in table

@@ -91,16 +91,7 @@ def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
         [*local(new.arrived_at, UTC).split(), new.id, "-", "-"],
         ["refused", "token_invalid", "401", "0.00", "2300", "ms"],
         [*local(old.arrived_at, UTC).split(), old.id, "demo", "openai"],
-        [
-            "gpt-4o-mini",
-            "upstream_failed",
-            "upstream_timeout",
-            "504",
-            "11+41",
-            "0.000123",
-            "2300",
-            "ms",
-        ],
+        ["gpt-4o-mini", "upstream_failed", "upstream_timeout", "504", "11+41", "0.000123", "2300", "ms"],
     ]
     assert max(map(len, lines)) <= 80
 
@@ -224,7 +215,7 @@ def test_summary_leaves_out_the_least_important_columns_of_a_table_that_is_too_w
     result = CliRunner().invoke(app, ["usage", "summary", "--by", "day,account,model"])
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert result.stdout.splitlines()[0].split() == [
-        *("day", "(UTC)", "account", "model", "requests", "output", "charge", "cost", "unknown"),
+        *("day", "(UTC)", "account", "model", "requests", "output", "charge", "cost", "unknown")
     ]
     left_out = "written, cached, completed, margin, prompt"
     assert result.stderr == f"note: too wide for {left_out}; --csv and --json have all columns\n"

@@ -675,10 +675,7 @@ def test_what_is_not_given_is_unknown_and_not_0(tmp_path: Path) -> None:
             "models.m.channels[0].cost.price: unknown setting; "
             "known here: cache_write, cached_input, input, output, request, service_tiers, tiers",
         ),
-        (
-            "{free: true, channels: [{use: up, cost: {input: 1, output: 'NaN'}}]}",
-            f"models.m.channels[0].cost: {RANGE}",
-        ),
+        ("{free: true, channels: [{use: up, cost: {input: 1, output: 'NaN'}}]}", f"models.m.channels[0].cost: {RANGE}"),
     ],
 )
 def test_a_wrong_price_is_one_line(tmp_path: Path, model: str, error: str) -> None:
@@ -973,7 +970,7 @@ def test_what_comes_from_a_variable_and_what_is_called_a_secret_is_removed_from_
     loaded = channel_request_read(tmp_path, text)
     channel = loaded.config.channels["a"]
     assert set(channel.secrets) == {
-        *("the-key-of-the-channel", CHANNEL_REQUEST_SECRET, "shorter", "written-in-the-file", "signature+of=it"),
+        *("the-key-of-the-channel", CHANNEL_REQUEST_SECRET, "shorter", "written-in-the-file", "signature+of=it")
     }
     assert {
         CHANNEL_REQUEST_SECRET,

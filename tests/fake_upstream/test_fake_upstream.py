@@ -19,10 +19,7 @@ from tests.patience import PATIENCE_S, soon
 ASK: dict[str, Any] = {
     "model": "tiny",
     "stream": True,
-    "messages": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Name two green fruits"},
-    ],
+    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name two green fruits"}],
 }
 USAGE = {"stream_options": {"include_usage": True}}
 FOUR_WORDS = "Limes, and also pears."
@@ -271,8 +268,7 @@ async def test_cut_resets_the_connection_in_the_middle_of_an_event(upstream: Fak
 
 
 @pytest.mark.parametrize(
-    ("mode", "last_words"),
-    [("stall", b" and"), ("drip", b": still thinking"), ("endless", b" more"), ("silent", None)],
+    ("mode", "last_words"), [("stall", b" and"), ("drip", b": still thinking"), ("endless", b" more"), ("silent", None)]
 )
 async def test_some_never_end_and_stop_cuts_them_within_a_second(
     mode: str, last_words: bytes | None, caplog: pytest.LogCaptureFixture

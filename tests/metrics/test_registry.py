@@ -346,10 +346,7 @@ def test_a_channel_that_left_the_configuration_has_no_condition_also_after_a_wor
 async def test_a_worker_counts_refused_credentials_and_follows_the_condition(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with (
-        FakeUpstream(key="another-key") as refusing,
-        FakeUpstream(pace_s=0) as good,
-    ):
+    async with FakeUpstream(key="another-key") as refusing, FakeUpstream(pace_s=0) as good:
         text = f"""
 channels:
   east: {{base_url: "{refusing.base_url}", api_key: refused-key-1}}

@@ -280,11 +280,7 @@ def test_a_request_without_a_stream_is_sent_without_a_ceiling(wire: WireFormat) 
         ({"stream_options": {"Include_Usage": True}}, "stream_options.Include_Usage", "invalid_request"),
         *[
             ({name: value}, name, "not_served")
-            for name, value in (
-                ("conversation", {"id": "conv_1"}),
-                ("prompt", {"id": "pmpt_1"}),
-                ("background", True),
-            )
+            for name, value in (("conversation", {"id": "conv_1"}), ("prompt", {"id": "pmpt_1"}), ("background", True))
         ],
         *[
             ({name: value}, name, "unpriced_option")

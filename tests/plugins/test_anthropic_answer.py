@@ -23,16 +23,7 @@ from plugins.anthropic import Messages
 from plugins.anthropic.answer import MAX_MESSAGE, MAX_OPEN, MessageReader, error_delta, error_of
 from tests.plugins.anthropic_odd_streams import END, ERRORS, HELLO, LOOSE, SAME, USED
 from tests.plugins.anthropic_streams import MICROS, PRICE, STOP, start, text, wire
-from tests.plugins.anthropic_upstream import (
-    KEY,
-    LONG,
-    MESSAGES,
-    answered,
-    assert_same,
-    client_of,
-    of_openai,
-    whole,
-)
+from tests.plugins.anthropic_upstream import KEY, LONG, MESSAGES, answered, assert_same, client_of, of_openai, whole
 from tests.whole.aftermath import end_records, last_end_record
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import Step

@@ -159,8 +159,7 @@ async def test_a_header_that_is_not_bearer_and_a_token_is_told_so(given: Service
     token = (await given.store.tokens.create("alice")).token
     twice = exchange()
     twice.request = msgspec.structs.replace(
-        twice.request,
-        headers=CIMultiDict([("authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")]),
+        twice.request, headers=CIMultiDict([("authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")])
     )
     cases = {
         "does not begin with `Bearer `": [

@@ -45,13 +45,7 @@ SETTINGS = Config(
         "twice": Model(["one", "two"], Decimal(1), Decimal(2), max_output_tokens=100),
         "cheap": Model(["one"], Decimal("0.000001"), Decimal("0.000001")),
         "sees": Model(
-            ["one"],
-            Decimal(1),
-            Decimal(2),
-            max_output_tokens=100,
-            image_tokens=70,
-            audio_tokens=500,
-            file_tokens=3000,
+            ["one"], Decimal(1), Decimal(2), max_output_tokens=100, image_tokens=70, audio_tokens=500, file_tokens=3000
         ),
         "huge": Model(["one"], Decimal(1_000_000), Decimal(1_000_000), file_tokens=10_000_000),
         "gift": Model([Serving("one")], free=True),

@@ -155,10 +155,7 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
             file.write_text(text)
             return text
 
-        async with (
-            running(write(0), tmp_path, store_url) as gateway,
-            Reloader(gateway.gateway, file) as reloader,
-        ):
+        async with running(write(0), tmp_path, store_url) as gateway, Reloader(gateway.gateway, file) as reloader:
             token = await gateway.token()
 
             async def measure() -> tuple[Counter[str], int, int, int, int]:

@@ -98,8 +98,7 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["{", "plugins: []", "plugins: [{use: nobody}]", "models: {m: {free: true, channels: [nobody]}}"],
+    "bad", ["{", "plugins: []", "plugins: [{use: nobody}]", "models: {m: {free: true, channels: [nobody]}}"]
 )
 async def test_a_bad_file_changes_nothing(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, bad: str

@@ -494,11 +494,7 @@ async def test_an_account_that_cannot_be_read_stops_no_other(store: Store, clien
         await Maintenance(store).run_once()
     assert await balance_and_held(client) == (100, 0)
     named = [(each["event"], each["account"]) for each in logs if each["log_level"] == "error"]
-    assert sorted(named) == [
-        ("account_not_swept", "aaa"),
-        ("account_not_swept", "zzz"),
-        ("account_unreadable", "bbb"),
-    ]
+    assert sorted(named) == [("account_not_swept", "aaa"), ("account_not_swept", "zzz"), ("account_unreadable", "bbb")]
 
 
 async def test_of_all_workers_one_sweeps_within_the_interval(store: Store, client: Client) -> None:

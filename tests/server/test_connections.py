@@ -24,13 +24,7 @@ from gateway.config.schema import Port
 from gateway.proxy.caller import _date_line
 from gateway.proxy.scheduler import AddressTurns
 from gateway.server import protocol
-from gateway.server.connections import (
-    CONNECTION_BYTES,
-    LARGE_HEAD,
-    Connections,
-    Slot,
-    default_max_connections,
-)
+from gateway.server.connections import CONNECTION_BYTES, LARGE_HEAD, Connections, Slot, default_max_connections
 from gateway.server.listener import Listener
 from gateway.server.protocol import AIOHTTP_ATTRIBUTES, MAX_AHEAD, ServerProtocol, Shared
 from tests.patience import PATIENCE_S, wait_until

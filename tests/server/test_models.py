@@ -191,12 +191,7 @@ def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [
-        ("/v1/images/upscale", ""),
-        ("/v1/messages/batches", ""),
-        ("/v1/embeddings/1", ""),
-        ("/v1/audio/voices", ""),
-    ],
+    [("/v1/images/upscale", ""), ("/v1/messages/batches", ""), ("/v1/embeddings/1", ""), ("/v1/audio/voices", "")],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_another_api_is_told_what_is_served(method: str, path: str, said: str) -> None:

@@ -137,12 +137,7 @@ serial = count()
 @example(1, 1, 1, 30_000, [("take", 0, 0, 1), ("take", 0, 1, 1)])
 @example(60, 1, 1, 30_000, [("take", 0, 0, 0), ("take", 29_999_999, 1, 0), ("take", 1, 2, 0)])
 async def test_every_decision_is_that_of_gcra_by_its_definition(
-    client: Client,
-    requests: int,
-    tokens: int,
-    concurrent: int,
-    lease_ms: int,
-    story: list[tuple[str, int, int, int]],
+    client: Client, requests: int, tokens: int, concurrent: int, lease_ms: int, story: list[tuple[str, int, int, int]]
 ) -> None:
     script, _ = at_a_given_time()
     prefix = f"gw:{{model{next(serial)}}}:limits:"

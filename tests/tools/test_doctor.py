@@ -357,10 +357,7 @@ async def test_certificates(ca: Path) -> None:
         assert (await last(f"https://127.0.0.1:{port}/v1", ca)).code == "certificate"
 
 
-@pytest.mark.parametrize(
-    "status",
-    [b"HTTP/1.1 407 Who are you\r\n\r\n", b"HTTP/1.1 403 No\r\n\r\n"],
-)
+@pytest.mark.parametrize("status", [b"HTTP/1.1 407 Who are you\r\n\r\n", b"HTTP/1.1 403 No\r\n\r\n"])
 async def test_a_proxy_of_the_environment_that_refuses(status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     async with listening(lambda writer: writer.write(status)) as port:

@@ -258,9 +258,7 @@ async def test_an_account_finds_only_its_own_requests(usage: UsageLog) -> None:
     assert (await usage.ask(without.id)).record == without
 
 
-async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id_raises(
-    frozen: UsageLog,
-) -> None:
+async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id_raises(frozen: UsageLog) -> None:
     ended = end(arrival())
     writer(frozen.home).write([ended])
     assert (await frozen.ask(ended.id)).record == ended

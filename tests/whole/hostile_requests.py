@@ -437,11 +437,7 @@ def _headers() -> list[Case]:
             b"X_User: admin",
             b"Authorization_: Bearer x",
         ),
-        "another credential": (
-            b"Api-Key: sk-x",
-            b"Proxy-Authorization: Basic eDp5",
-            b"OpenAI-Organization: org",
-        ),
+        "another credential": (b"Api-Key: sk-x", b"Proxy-Authorization: Basic eDp5", b"OpenAI-Organization: org"),
         "a forged request id": (b"X-Request-Id: forged",),
         "a method override": (
             b"X-HTTP-Method-Override: DELETE",
@@ -696,15 +692,7 @@ def _fields() -> list[Case]:
                 ).encode()
             ),
         )
-        for name in (
-            "api_base",
-            "base_url",
-            "api_key",
-            "extra_headers",
-            "organization",
-            "proxy",
-            "constructor",
-        )
+        for name in ("api_base", "base_url", "api_key", "extra_headers", "organization", "proxy", "constructor")
     ]
     texts = {
         "UTF-16": '{"model":"words"}'.encode("utf-16"),

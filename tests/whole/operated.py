@@ -95,10 +95,7 @@ class Operated:
         body = {"model": model, "stream": True, "messages": [{"role": "user", "content": text}]}
         headers = {"Authorization": f"Bearer {token}"}
         url = f"{self.base_url}/chat/completions"
-        async with (
-            aiohttp.ClientSession(headers=headers) as client,
-            client.post(url, json=body) as response,
-        ):
+        async with aiohttp.ClientSession(headers=headers) as client, client.post(url, json=body) as response:
             await response.read()
             return response.headers["x-request-id"]
 

@@ -39,11 +39,7 @@ NGINX: dict[str, tuple[Change, str, str]] = {
     "without /v1": (as_it_is, "", "path_changed"),
     "with a prefix that is passed on": (in_nginx("location /ai/ {", "location / {"), "/ai/v1", "path_changed"),
     "that cuts a long pause": (in_nginx("proxy_read_timeout 1s;", "proxy_read_timeout 700s;"), "/v1", "cut"),
-    "that gives up early": (
-        in_nginx("proxy_read_timeout 1s;", "proxy_read_timeout 700s;"),
-        "/v1",
-        "other_service",
-    ),
+    "that gives up early": (in_nginx("proxy_read_timeout 1s;", "proxy_read_timeout 700s;"), "/v1", "other_service"),
     "without Authorization": (
         in_nginx('proxy_buffering off; proxy_set_header Authorization "";'),
         "/v1",

@@ -40,8 +40,7 @@ FOLDED = (
 
 
 @pytest.mark.parametrize(
-    ("channel", "name"),
-    [("", "max_tokens"), (", ceiling_field: max_completion_tokens", "max_completion_tokens")],
+    ("channel", "name"), [("", "max_tokens"), (", ceiling_field: max_completion_tokens", "max_completion_tokens")]
 )
 @pytest.mark.parametrize("given", [{}, {"max_tokens": 7}, {"max_completion_tokens": 7}])
 async def test_a_ceiling_is_sent_under_the_channels_name(
@@ -215,10 +214,7 @@ ANSWERS: dict[str, list[Step]] = {
 async def test_a_large_body_is_freed_where_the_upstream_answers(
     how: str, serve: Serve, taken: Callable[[], int]
 ) -> None:
-    async with (
-        Scripted(ANSWERS[how]) as upstream,
-        in_front_of(upstream.base_url, serve) as (gateway, token),
-    ):
+    async with Scripted(ANSWERS[how]) as upstream, in_front_of(upstream.base_url, serve) as (gateway, token):
         before = taken()
         for _ in range(REQUESTS):
             await ask(gateway.port, large(token))

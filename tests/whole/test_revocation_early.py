@@ -87,10 +87,7 @@ async def refused(
 
 
 async def test_a_request_that_waits_for_the_first_byte(serve: Serve) -> None:
-    async with (
-        Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, serve) as gateway,
-    ):
+    async with Scripted([Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
         token = await token_of(gateway)
         before = tasks()
         async with sent(gateway, chat(token.token)) as answer:
@@ -103,10 +100,7 @@ async def test_a_request_that_waits_for_the_first_byte(serve: Serve) -> None:
 
 
 async def test_a_request_whose_head_has_come_and_no_event(serve: Serve) -> None:
-    async with (
-        Scripted([CHUNKED, Hold]) as upstream,
-        gateway_for(upstream.base_url, serve) as gateway,
-    ):
+    async with Scripted([CHUNKED, Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
         token = await token_of(gateway)
         async with sent(gateway, chat(token.token)) as answer:
             await upstream.arrived.wait()
@@ -149,10 +143,7 @@ async def test_a_request_whose_upstream_does_not_finish_the_handshake(serve: Ser
 
 
 async def test_a_request_whose_body_still_arrives(serve: Serve) -> None:
-    async with (
-        Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, serve) as gateway,
-    ):
+    async with Scripted([Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
         token = await token_of(gateway)
         request = chat(token.token, {"messages": [{"role": "user", "content": "word " * 40_000}]})
         async with sent(gateway, request[:100_000]) as answer:
@@ -165,10 +156,7 @@ async def test_a_request_whose_body_still_arrives(serve: Serve) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/models"])
 async def test_a_request_that_a_plugin_holds_up_is_not_served(serve: Serve, path: str) -> None:
     GATES.append(asyncio.Event())
-    async with (
-        Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, serve, chain=WITH_WAITING) as gateway,
-    ):
+    async with Scripted([Hold]) as upstream, gateway_for(upstream.base_url, serve, chain=WITH_WAITING) as gateway:
         token = await token_of(gateway)
         STEPS.clear()
         request = chat(token.token) if path == CHAT else get(path, token.token)
@@ -220,10 +208,7 @@ async def test_an_answer_that_is_complete_stays_so(serve: Serve) -> None:
 
 
 async def test_other_requests_of_a_connection_are_refused_as_before(serve: Serve) -> None:
-    async with (
-        Scripted([Hold]) as upstream,
-        gateway_for(upstream.base_url, serve) as gateway,
-    ):
+    async with Scripted([Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
         token = await token_of(gateway)
         async with sent(gateway, get("/v1/models", token.token)) as answer:
             assert (await answer).status == 200

@@ -80,9 +80,7 @@ async def serving(file: Path, log: Path) -> AsyncIterator[None]:
     """Run `gateway serve` with all its output in `log`."""
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(FORKED, "-m", "gateway", "serve", "--config", str(file)),
-            stdout=output,
-            stderr=output,
+            *(FORKED, "-m", "gateway", "serve", "--config", str(file)), stdout=output, stderr=output
         )
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -462,11 +462,7 @@ async def test_usage_that_an_upstream_tells_of_its_own_accord_is_charged_and_dro
 
 @pytest.mark.parametrize(
     "after",
-    [
-        [chunk(b'data: {"error":{"message":"filtered","type":"x","param":null,"code":"x"}}\n\n') + LAST],
-        [LAST],
-        [Hold],
-    ],
+    [[chunk(b'data: {"error":{"message":"filtered","type":"x","param":null,"code":"x"}}\n\n') + LAST], [LAST], [Hold]],
     ids=["error", "end", "silence"],
 )
 async def test_another_channel_answers_where_nothing_else_came(

@@ -219,10 +219,7 @@ PASSES: dict[str, tuple[list[Step], bytes]] = {
     "without [DONE]": ([CHUNKED + chunk(STREAM.replace(DONE, b"")) + LAST], PASSED.replace(DONE, b"")),
     "with the usage first": ([CHUNKED + chunk(USAGE), 0.05, chunk(STREAM) + LAST], PASSED),
     "with CRLF": ([CHUNKED + chunk(STREAM.replace(b"\n", b"\r\n")) + LAST], PASSED.replace(b"\n", b"\r\n")),
-    "with comments between": (
-        [CHUNKED + chunk(COMMENTED) + LAST],
-        COMMENTED.replace(USAGE, b""),
-    ),
+    "with comments between": ([CHUNKED + chunk(COMMENTED) + LAST], COMMENTED.replace(USAGE, b"")),
     "after 100, 102 and 103": (
         [
             b"HTTP/1.1 100 Continue\r\n\r\n",
@@ -232,10 +229,7 @@ PASSES: dict[str, tuple[list[Step], bytes]] = {
         ],
         PASSED,
     ),
-    "followed by an unrequested response": (
-        [CHUNKED + chunk(STREAM) + LAST + full_response("200 OK", STREAM)],
-        PASSED,
-    ),
+    "followed by an unrequested response": ([CHUNKED + chunk(STREAM) + LAST + full_response("200 OK", STREAM)], PASSED),
 }
 
 

@@ -310,11 +310,7 @@ CASES: dict[str, Case] = {
         at_least_ms=190,
     ),
     "an error in the stream": Case(
-        request=good,
-        outcome=Outcome.UPSTREAM_ERROR_IN_STREAM,
-        mode="error-event",
-        attempts=1,
-        used="estimated",
+        request=good, outcome=Outcome.UPSTREAM_ERROR_IN_STREAM, mode="error-event", attempts=1, used="estimated"
     ),
     "a forbidden word": Case(
         request=good,

@@ -106,11 +106,7 @@ FAULTS: dict[str, tuple[list[Step], str, int]] = {
         0,
     ),
     "a stream": ([CHUNKED + chunk(TEXT + USAGE + DONE) + LAST], "The upstream's answer is not JSON.", 0),
-    "longer than stated": (
-        [json_head(len(BODY) - 9) + BODY, Hold],
-        "The upstream ended the answer before",
-        INPUT,
-    ),
+    "longer than stated": ([json_head(len(BODY) - 9) + BODY, Hold], "The upstream ended the answer before", INPUT),
 }
 
 

@@ -143,7 +143,7 @@ async def test_a_credit_is_refunded_in_parts_that_together_are_no_more_than_it(l
             await refunded(local_client, transaction, 1, number=2)
         found = [await refunded(local_client, transaction, 30, number) for number in (1, 2, 2, 3)]
         assert [(each.amount_micros, each.booked_before) for each in found] == [
-            *((-30, False), (-30, False), (-30, True), (-30, False)),
+            *((-30, False), (-30, False), (-30, True), (-30, False))
         ]
         with pytest.raises(AccountError, match=r"0\.00001 of this credit is left"):
             await refunded(local_client, transaction, 11, number=4)

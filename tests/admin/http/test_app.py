@@ -44,8 +44,7 @@ async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
 
 
 @pytest.mark.parametrize(
-    ("scope", "statuses"),
-    [("metrics", [200, 403, 403]), ("read", [200, 200, 403]), ("money", [403, 403, 403])],
+    ("scope", "statuses"), [("metrics", [200, 403, 403]), ("read", [200, 200, 403]), ("money", [403, 403, 403])]
 )
 async def test_a_token_for_metrics_reads_nothing_else(
     api: Client, tokens: ManagementTokens, scope: str, statuses: list[int]

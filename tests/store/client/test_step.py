@@ -52,11 +52,7 @@ async def test_what_is_after_a_step_that_stops_does_not_run(client: Client) -> N
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [
-        ("ERR of our own", StoreError),
-        ("OOM command not allowed", StoreAway),
-        ("MISCONF the disk is full", StoreAway),
-    ],
+    [("ERR of our own", StoreError), ("OOM command not allowed", StoreAway), ("MISCONF the disk is full", StoreAway)],
 )
 async def test_a_step_that_fails_ends_the_script_and_undoes_nothing(
     client: Client, error: str, kind: type[Exception]

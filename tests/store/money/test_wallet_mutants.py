@@ -22,10 +22,7 @@ MUTANTS = {
     "a resolved request may be settled again": ('past and past.kind ~= "expire"', "false"),
     "an old request is charged": ("arrived < now - keep or arrived > now + skew", "false"),
     "the charge of an expiry is not deducted": ("past.charged - cost", "-cost"),
-    "the end of a late settlement is not stored": (
-        'change(account, request_id, "1 late " .. digits(cost))',
-        "",
-    ),
+    "the end of a late settlement is not stored": ('change(account, request_id, "1 late " .. digits(cost))', ""),
     "holds do not reduce the available balance": ("account.balance - account.held +", "account.balance +"),
     "the credit line is not counted": ("- account.held + credit_line", "- account.held"),
     "overdue holds stay": ("account.holds > 0 and account.due <= now", "false"),
