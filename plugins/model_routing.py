@@ -172,9 +172,12 @@ class RoutePart(PlanPart):
             draw = BySession(session) if session else draw
             fallbacks = routing.fallbacks(options.fallback, exchange, body, draw)
         if candidates is None:
-            candidates = tuple([candidate for tier in self._tiers for candidate in self._order(tier, draw)])
+            candidates = self._drawn(draw)
         exchange.facts[Route] = Route(candidates, AccountBreaker(routing.health, self._account), session, fallbacks)
         return ()
+
+    def _drawn(self, draw: Draw) -> tuple[Candidate, ...]:
+        return tuple([candidate for tier in self._tiers for candidate in self._order(tier, draw)])
 
 
 def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Draw) -> list[Candidate]:

@@ -145,8 +145,9 @@ class Tokens:
     def touch_step(self, authenticated: Authenticated) -> Step | None:
         """Return a step which records that the token was used, at most once an hour; None where that is recorded."""
         hour = int(time.time()) // HOUR_S * HOUR_S
-        if authenticated.token.last_used == hour:
-            return None
+        return None if authenticated.token.last_used == hour else self._touched(authenticated, hour)
+
+    def _touched(self, authenticated: Authenticated, hour: int) -> Step:
         used = decode(authenticated.record).replaced(last_used=hour)
         account_id, _, short_id = authenticated.token.id.rpartition("-")
         record = encode(used)
