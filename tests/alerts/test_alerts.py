@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from gateway.alerts import alerts as module
 from gateway.alerts import event
-from gateway.alerts.alerts import MAX_WAITING, Alerts
+from gateway.alerts.alerts import Alerts
 from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox, lifecycle, now_ms
 from gateway.base.errors import StoreAway
 from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
@@ -220,7 +220,10 @@ async def test_only_the_chosen_kinds_are_noted(client: Client) -> None:
     alerts_of(client, AlertSettings("http://h/")).balance("alice", -1)
 
 
-async def test_more_events_than_may_wait_take_bounded_memory_and_are_counted(client: Client) -> None:
+async def test_more_events_than_may_wait_take_bounded_memory_and_are_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", most := 1000)
     alerts = alerts_of(client)
     dropped = 0
 
@@ -229,19 +232,19 @@ async def test_more_events_than_may_wait_take_bounded_memory_and_are_counted(cli
         dropped += 1
 
     alerts.dropped = count
-    for number in range(2 * MAX_WAITING):
-        if number == MAX_WAITING:
+    for number in range(most + 10_000):
+        if number == most:
             tracemalloc.start()
         alerts.balance(f"account{number}", 1)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert dropped == MAX_WAITING
+    assert dropped == 10_000
     assert size < 1024 * 1024, "what finds no room is not kept"
     with capture_logs() as lines:
         await alerts.write()
     assert [(line["event"], line["count"]) for line in lines] == [("alerts_dropped", dropped)]
     await written(alerts)
-    alerts.balance(f"account{2 * MAX_WAITING - 1}", 1)
+    alerts.balance(f"account{most + 9999}", 1)
     assert alerts.arrived.is_set(), "what was dropped is noticed again"
 
 
