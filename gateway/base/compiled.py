@@ -32,6 +32,7 @@ MODULES: Final = (
     "gateway.proxy.upstream",
     "gateway.server.head",
     "gateway.store.client._pack",
+    "gateway.store.client.connection",
 )
 INCLUDED: Final = "gateway.base.search"
 """What compiled modules have in C from its `.pxd`, and others from its `.py`."""

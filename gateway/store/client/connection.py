@@ -18,11 +18,13 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from hiredis import HiredisError, PushNotification, Reader
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from gateway.base.errors import StoreAway, StoreError
-from gateway.store.client.protocol import MOMENTARY, Demoted, UnknownScript, error_of, with_text
+from gateway.store.client.protocol import MOMENTARY, Command, Demoted, UnknownScript, error_of, pack, with_text
 
 Convert = Callable[[Any], Any]
 PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, str | None, bytes]
@@ -62,17 +64,15 @@ def translated(error: Exception) -> Exception:
     return StoreAway(f"the store is not reached: {type(error).__name__}")
 
 
-class Connection(asyncio.Protocol):
-    """A connection that opens when it is created. Commands submitted meanwhile wait.
-
-    `link` is redis-py's connection to the server, which is not open yet and is used only here.
-    """
+class CommandQueue:
+    """What a connection does, without the class of asyncio's protocols, which a class with C attributes cannot extend."""
 
     def __init__(self, link: AbstractConnection, *, timeout_s: float, pause_s: float) -> None:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._reader = Reader(replyError=error_of, notEnoughData=_INCOMPLETE)
+        reader = Reader(replyError=error_of, notEnoughData=_INCOMPLETE)
+        self._feed, self._next_reply = reader.feed, reader.gets
         self._unsent: list[PendingCommand] = []
         self._sent: deque[PendingCommand] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -120,13 +120,13 @@ class Connection(asyncio.Protocol):
     # Called by the transport.
 
     def data_received(self, data: bytes) -> None:
-        demoted, replies = False, 0
-        oldest = self._sent[0][0] - self._timeout_s if self._sent else 0.0
-        self._reader.feed(data)
+        demoted, replies, sent, next_reply = False, 0, self._sent, self._next_reply
+        oldest = sent[0][0] - self._timeout_s if sent else 0.0
+        self._feed(data)
         try:
-            while (reply := self._reader.gets()) is not _INCOMPLETE:
+            while (reply := next_reply()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    _, future, convert, script, packed = self._sent.popleft()
+                    _, future, convert, script, packed = sent.popleft()
                     replies += 1
                     if not isinstance(reply, Exception):
                         if not future.done():
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
         writer = link._writer  # private, so the tests check it
         assert writer is not None  # noqa: S101 - it is open
         self._transport = cast(asyncio.Transport, writer.transport)
-        self._transport.set_protocol(self)
+        self._transport.set_protocol(self)  # type: ignore[arg-type]
         self.opened = True
         self._flush()
 
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         for command in unsent:
             if not command[1].done():
                 self._sent.append(command)
-                packed.append(command[-1])
+                packed.append(command[4])
         if packed and self._transport is not None:
             self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
 
@@ -207,6 +207,63 @@ class Connection(asyncio.Protocol):
         self._unsent.clear()
         for _, future, *_ in waiting:
             _refuse(future, StoreAway(why))
+
+
+class Connection(CommandQueue, asyncio.Protocol):
+    """A connection that opens when it is created. Commands submitted meanwhile wait.
+
+    `link` is redis-py's connection to the server, which is not open yet and is used only here.
+    """
+
+
+class SingleServer:
+    """One server: a connection, replaced by a new one when it is lost."""
+
+    sharded = False
+
+    def __init__(self, redis: Redis, timeout_s: float) -> None:
+        self.redis: Redis | RedisCluster = redis
+        self._pool = redis.connection_pool
+        self._timeout_s = timeout_s
+        self._connection: CommandQueue | None = None
+        self._link: Any = None
+        """redis-py's connection, whose socket is used. With Sentinel, it has the address of the primary that was named."""
+        self._pause_s = 0.0
+
+    def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
+        return self.send(pack(command), convert, script)
+
+    def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
+        if self._connection is None or self._connection.lost:
+            self._connection = self._next()
+        return self._connection.send(packed, convert, script)
+
+    async def follow(self) -> None:
+        if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
+            return
+        manager, name = self._pool.sentinel_manager, self._pool.service_name
+        try:
+            named = await manager.discover_master(name)
+        except (RedisError, OSError):
+            return  # if Sentinel names no primary, keep the current one
+        if named != (self._link.host, self._link.port) and self._connection.opened:
+            old, self._connection = self._connection, self._next()
+            await old.close()
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+        if isinstance(self._pool, SentinelConnectionPool):
+            for sentinel in self._pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+    def _next(self) -> Connection:
+        if self._connection is None or self._connection.opened:
+            self._pause_s = 0.0
+        else:
+            self._pause_s = min(max(2 * self._pause_s, 0.01), MAX_PAUSE_S)
+        self._link = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
+        return Connection(self._link, timeout_s=self._timeout_s, pause_s=self._pause_s)
 
 
 def _first_error(error: Exception) -> Exception:

@@ -12,14 +12,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.base.errors import Misconfigured, StoreAway
-from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Connection, Convert, translated
-from gateway.store.client.protocol import Command, pack
+from gateway.store.client.connection import CALLS, Convert, SingleServer, translated
+from gateway.store.client.protocol import Command
 
 TRIES: Final = 2
 """A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""
@@ -116,56 +115,6 @@ def _from_url(url: str, timeout_s: float, connections: int) -> Topology:
     nodes = [ClusterNode(host, port) for host, port in hosts]
     spared = 2 * connections  # half of them are for calls outside `submit`: SCAN and INFO
     return Cluster(RedisCluster(startup_nodes=nodes, max_connections=spared, **options), timeout_s, connections)  # type: ignore[abstract, unused-ignore]
-
-
-class SingleServer:
-    """One server: a connection, replaced by a new one when it is lost."""
-
-    sharded = False
-
-    def __init__(self, redis: Redis, timeout_s: float) -> None:
-        self.redis: Redis | RedisCluster = redis
-        self._pool = redis.connection_pool
-        self._timeout_s = timeout_s
-        self._connection: Connection | None = None
-        self._link: Any = None
-        """redis-py's connection, whose socket is used. With Sentinel, it has the address of the primary that was named."""
-        self._pause_s = 0.0
-
-    def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
-        return self.send(pack(command), convert, script)
-
-    def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
-        if self._connection is None or self._connection.lost:
-            self._connection = self._next()
-        return self._connection.send(packed, convert, script)
-
-    async def follow(self) -> None:
-        if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
-            return
-        manager, name = self._pool.sentinel_manager, self._pool.service_name
-        try:
-            named = await manager.discover_master(name)
-        except (RedisError, OSError):
-            return  # if Sentinel names no primary, keep the current one
-        if named != (self._link.host, self._link.port) and self._connection.opened:
-            old, self._connection = self._connection, self._next()
-            await old.close()
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-        if isinstance(self._pool, SentinelConnectionPool):
-            for sentinel in self._pool.sentinel_manager.sentinels:
-                await sentinel.aclose()
-
-    def _next(self) -> Connection:
-        if self._connection is None or self._connection.opened:
-            self._pause_s = 0.0
-        else:
-            self._pause_s = min(max(2 * self._pause_s, 0.01), MAX_PAUSE_S)
-        self._link = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
-        return Connection(self._link, timeout_s=self._timeout_s, pause_s=self._pause_s)
 
 
 class Cluster:
