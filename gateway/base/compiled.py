@@ -28,6 +28,7 @@ MODULES: Final = (
     "gateway.metrics.series",
     "gateway.proxy.attempt",
     "gateway.proxy.caller",
+    "gateway.proxy.framing",
     "gateway.proxy.relay",
     "gateway.proxy.upstream",
     "gateway.server.head",

@@ -1,6 +1,8 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcmp
 
+ctypedef const unsigned char* Text
+
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* data, size_t size, const void* sought, size_t length)
 

@@ -1,9 +1,8 @@
 cimport cython
 
 from gateway.base cimport search
+from gateway.base.search cimport Text
 from gateway.chat cimport sse
-
-ctypedef const unsigned char* Text
 
 cdef Py_ssize_t _large
 
@@ -23,6 +22,7 @@ cdef class Template:
     @cython.locals(size=Py_ssize_t, byte=cython.uchar, text=Text)
     cpdef Py_ssize_t end_of(self, bytes data, Py_ssize_t at)
     cpdef bint has_only_text(self, bytes data, Py_ssize_t limit)
+    @cython.locals(begin=Py_ssize_t, data=Text, end=Py_ssize_t)
     cpdef learn(self, bytes event, Py_ssize_t events)
     @cython.locals(end=Py_ssize_t)
     cpdef bint _learn_head(self, bytes data)

@@ -268,7 +268,8 @@ class Template:
             return
         self._learn_at = events + min(events, LEARN_AFTER) + 1
         if text := _TEXT.search(event, len(self._head)):
-            self.before, self.after = event[: text.start(1)], event[text.end(1) :]
+            data, begin, end = event, text.start(1), text.end(1)
+            self.before, self.after = data[:begin], data[end : len(event)]
             self.size = len(self.before) + len(self.after)
 
     def forget(self) -> None:

@@ -11,16 +11,16 @@ a status of its own, and another channel may be called. Output that was not deli
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Final
 
 import msgspec
 from aiohttp import ClientError
 
-from gateway.base import crash_points
+from gateway.base.crash_points import on_event, point
 from gateway.base.errors import Refused, unavailable
 from gateway.base.log import log
 from gateway.chain.chain import Chain
@@ -39,7 +39,6 @@ from gateway.proxy.chunk_hooks import (
     CALLER_STALLED,
     INCOMPLETE,
     STOPPING,
-    STREAM_HEADERS,
     AnswerHooks,
     ChunkHooks,
     EndReason,
@@ -51,7 +50,7 @@ from gateway.proxy.kept_answers import Keeper
 from gateway.proxy.pool import Endpoint, UpstreamPool
 from gateway.proxy.relay import SSE, Gathering, Relay
 from gateway.proxy.translation import DialectCalls, DialectFailed, Translation, foreign_parts
-from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, keep_only_id, kept_id, trace_lines
+from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, kept_id, trace_lines
 from gateway.store.channels import fingerprint_of
 from gateway.store.kept_ids import KeptIds
 
@@ -88,7 +87,7 @@ class UpstreamCall:
         self.pace: Pace
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
-        self.began = time.monotonic()
+        self.began = monotonic()
         self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost, began=self.began)
         self.attempt.dialect = candidate.channel.dialect or ""
         timers = candidate.channel.timers
@@ -106,7 +105,7 @@ class UpstreamCall:
         Return None when the caller has a response, else why there is none. Raises `CallerGone`.
         """
         self.exchange.attempts.append(self.attempt)
-        crash_points.point("upstream.before")
+        point("upstream.before")
         name = self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         endpoint = pool.endpoint(channel, self.chain.generation, self.dialect)
@@ -176,7 +175,7 @@ class UpstreamCall:
             at_hand = endpoint.at_hand() if reused else None
             opened = (at_hand, True) if at_hand is not None else await self._open(endpoint, fresh=fresh, reused=reused)
             if opened is None:
-                timers, now = self.candidate.channel.timers, time.monotonic()
+                timers, now = self.candidate.channel.timers, monotonic()
                 hurried = now >= self.deadline and now - self.began < min(timers.connect, timers.first_byte)
                 return failure.out_of_time() if hurried else failure.unreachable()
             upstream, used = opened
@@ -190,7 +189,7 @@ class UpstreamCall:
             self.exchange.on_stop = relay.stop
             try:
                 upstream.send(self.message)
-                crash_points.point("upstream.sent")
+                point("upstream.sent")
                 return await self._answer(upstream, relay)
             except InvalidResponse:
                 return failure.invalid_response()
@@ -206,7 +205,7 @@ class UpstreamCall:
 
     def _relay(self, upstream: UpstreamConnection) -> Relay:
         exchange, channel, gathering = self.exchange, self.candidate.channel, self.gathering
-        named = () if gathering is not None else self.chain.on_chunk + crash_points.on_event
+        named = () if gathering is not None else self.chain.on_chunk + on_event
         deltas = self.chain.on_delta if gathering is None and self.wire.rewrites else ()
         hooks = ChunkHooks(exchange, named, deltas) if named or deltas else None
         events = self.wire.events(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
@@ -230,7 +229,7 @@ class UpstreamCall:
             return idle, True
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
+            async with asyncio.timeout_at(loop.time() + self.deadline - monotonic()) as timeout:
                 self.caller.on_gone = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
                 self.exchange.on_stop = self.caller.on_gone
                 upstream, used = await endpoint.open(fresh=fresh)
@@ -254,11 +253,12 @@ class UpstreamCall:
         reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
-            attempt.upstream_request_id = failure.scrubbed(kept_id(upstream.headers), credentials)
+            if upstream.named:
+                attempt.upstream_request_id = failure.scrubbed(kept_id(upstream.headers), credentials)
             attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
         if not relay.begun:
             return await self._not_begun(upstream, relay, reason)
-        crash_points.point("stream.ended")
+        point("stream.ended")
         if self.gathering is not None:
             return finish_gathering(self, self.gathering, relay, reason)
         error = relay.events.error
@@ -327,8 +327,8 @@ class UpstreamCall:
         self.parts.clear()
         self.message.clear()
         if self.upstream is not None:
-            keep_only_id(self.upstream.headers)
-        return {**STREAM_HEADERS, **self.exchange.response_headers}
+            self.upstream.keep_only_id()
+        return self.exchange.response_headers
 
     def _failed(self, code: str) -> None:
         """Tell the circuit breaker that the answer ended before it was whole."""
@@ -336,11 +336,11 @@ class UpstreamCall:
 
     def answered(self) -> None:
         """Tell the circuit breaker that the answer has begun."""
-        self.breaker.answered(self.candidate, self.exchange.id, time.monotonic() - self.began)
+        self.breaker.answered(self.candidate, self.exchange.id, monotonic() - self.began)
 
     def remaining_s(self) -> float:
         """Return how long the call may still take."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - monotonic())
 
     def interrupted(self) -> UpstreamFailure:
         """Return why the exchange ends before the first event: the gateway stops or ends it. Raises `CallerGone`."""
@@ -352,7 +352,7 @@ class UpstreamCall:
 
     def tokens_by_time(self) -> int:
         """Return the output tokens of the time since the call began, at the pace of the model, that no text shows."""
-        return self.pace.tokens(time.monotonic() - self.began, streamed=self.streamed)
+        return self.pace.tokens(monotonic() - self.began, streamed=self.streamed)
 
     def meter_stream(self, relay: Relay, reason: EndReason) -> None:
         """Set the usage of a stream that has ended, and learn from it. The time counts where the end is the caller's doing."""
@@ -377,7 +377,7 @@ class UpstreamCall:
             return UpstreamFailure(refused.with_traceback(None), final=True)
         self.caller.prepare(200, {"Content-Type": media_type, **exchange.response_headers}, text)
         self.attempt.usage = used
-        exchange.first_byte, exchange.bytes = time.monotonic(), len(text)
+        exchange.first_byte, exchange.bytes = monotonic(), len(text)
         exchange.status, exchange.outcome = 200, COMPLETED
         return None
 

@@ -16,3 +16,11 @@ cdef class CallerConnection:
     cpdef _write(self, bytes data)
     cdef bint _is_flushed(self)
     cpdef finish(self)
+    cpdef bytes stream_head(self, headers)
+    cdef bytes _head(self, Py_ssize_t status, headers, str framing, str constant=*)
+
+@cython.locals(given=dict, known=dict, lines=list, line=str, text=str)
+cpdef bytes render_head(Py_ssize_t status, headers, str framing, str constant=*)
+cdef str _start(Py_ssize_t status, Py_ssize_t second)
+cdef dict _LINES, _MORE_LINES, _STARTS
+cdef str _STREAM_LINES

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, Protocol
+from time import gmtime
+from time import time as now
+from typing import Any, Final, Protocol
 
 from gateway.base.errors import GatewayError, Refused, headers_of
 from gateway.operations.wire_format import Errors
@@ -41,12 +41,27 @@ _CHUNK_HEADS: Final = tuple(b"%x\r\n" % size for size in range(1024))
 
 _JSON: Final = "application/json; charset=utf-8"
 
+STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+"""The headers of a stream that begins."""
+_STREAM_LINES: Final = "".join(f"\r\n{name}: {value}" for name, value in STREAM_HEADERS.items())
+
 MAX_SHOWN: Final = 64
 """Characters of the name of an invalid header that are logged."""
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_STARTS: Final[dict[int, Any]] = {}
+"""How heads of this second begin, by status; 0 has the second."""
+_LINES: Final[dict[str, str]] = {}
+"""What stands before the value of each header that was sent: most responses have the same ones."""
+_MORE_LINES: Final[dict[str, str]] = {}
+"""The same of streams, beside `STREAM_HEADERS`."""
+MAX_LINES: Final = 1024
 _NOT_IN_NAME: Final = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
@@ -147,8 +162,8 @@ class CallerConnection:
         self.reply(error.status, merged, errors.body(error, request_id))
 
     def stream_head(self, headers: Mapping[str, str]) -> bytes:
-        """Return the head of a stream, for `begin`."""
-        return self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
+        """Return the head of a stream, for `begin`: with `STREAM_HEADERS`, and these."""
+        return self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "", _STREAM_LINES)
 
     def begin(self, head: bytes, first: bytes) -> None:
         """Write the head of a stream and its first events, in one call."""
@@ -234,28 +249,40 @@ class CallerConnection:
         self._flushed = self._descriptor >= 0 and self.unsent == 0
         return self._flushed
 
-    def _head(self, status: int, headers: Mapping[str, str], framing: str) -> bytes:
+    def _head(self, status: int, headers: Mapping[str, str], framing: str, constant: str = "") -> bytes:
         if self.request_id:
             framing += f"x-request-id: {self.request_id}\r\n"
         if not self._keep_alive:
             framing += "Connection: close\r\n"
-        return render_head(status, headers, framing)
+        return render_head(status, headers, framing, constant)
 
 
 class InvalidHeader(GatewayError):
     """A header cannot be sent. The message names it, and does not contain its value."""
 
 
-def render_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
-    """Return the head of a response. `framing`: the lines of the gateway's own. Raises `InvalidHeader`."""
-    names, values = _lines_of(tuple(headers)), tuple(headers.values())
-    text = "".join(values)  # one look at all values together costs less than one at each
-    if names is None or not ((text.isascii() and text.isprintable()) or all(map(_is_sendable, headers, values))):
+def render_head(status: int, headers: Mapping[str, str], framing: str, constant: str = "") -> bytes:
+    """Return the head of a response. `framing`: the lines of the gateway's own. Raises `InvalidHeader`.
+
+    `constant`: the lines of `STREAM_HEADERS`, of a stream that has them except where `headers` has others.
+    """
+    given = headers if type(headers) is dict else dict(headers)
+    lines, known = [_start(status, int(now())), constant], _MORE_LINES if constant else _LINES
+    for name, value in given.items():
+        line = known.get(name)
+        if line is None:
+            if constant and name in STREAM_HEADERS:
+                return render_head(status, {**STREAM_HEADERS, **headers}, framing)
+            line = _new_line(name, known)
+        if line is None:
+            raise _invalid(headers)
+        lines.append(line)
+        lines.append(value)
+    text = "".join(lines[3::2])  # one look at all values together costs less than one at each
+    if not ((text.isascii() and text.isprintable()) or all(map(_is_sendable, headers, lines[3::2]))):
         raise _invalid(headers)
-    lines = names.copy()
-    lines[1::2] = values
-    start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return "".join((start, _date_line(int(time.time())), *lines, "\r\n", framing, "\r\n")).encode("latin-1")
+    lines += ("\r\n", framing, "\r\n")
+    return "".join(lines).encode("latin-1")
 
 
 def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -263,15 +290,13 @@ def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if _is_valid(name, value)}
 
 
-@lru_cache(1024)
-def _lines_of(names: tuple[str, ...]) -> list[str] | None:
-    """Return what stands before each value of headers of these names, with holes for the values; None where one cannot be sent.
-
-    Most responses have the same names.
-    """
-    if not all(_is_valid(name, "") for name in names):
+def _new_line(name: str, known: dict[str, str]) -> str | None:
+    """Return what stands before the value of a header, and keep it; None for a name that cannot be sent."""
+    if not _is_valid(name, ""):
         return None
-    return [text for name in names for text in (f"\r\n{name}: ", "")]
+    if len(known) == MAX_LINES:
+        known.clear()
+    return known.setdefault(name, f"\r\n{name}: ")
 
 
 def _invalid(headers: Mapping[str, str]) -> InvalidHeader:
@@ -293,9 +318,15 @@ def _is_sendable(name: str, value: str) -> bool:
     return bool(name) and not (_NOT_IN_NAME.search(str(name)) or _NOT_IN_VALUE.search(str(value)))
 
 
-@lru_cache(1)
-def _date_line(second: int) -> str:
-    """Return the `Date` header line without its end (RFC 9110, 6.6.1)."""
-    at = time.gmtime(second)
-    day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
-    return f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
+def _start(status: int, second: int) -> str:
+    """Return the status line, and the `Date` line without its end (RFC 9110, 6.6.1), which are made once a second."""
+    if _STARTS.get(0) != second:
+        _STARTS.clear()
+        _STARTS[0] = second
+    start = _STARTS.get(status)
+    if start is None:
+        at = gmtime(second)
+        day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
+        date = f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
+        start = _STARTS[status] = (_STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n") + date
+    return start

@@ -55,13 +55,6 @@ UNCHANGED: Final = NO_TEXT | {"tool_calls", "function_call", "audio", "logprobs"
 
 REDACTED: Final = failure.REDACTED.encode()
 
-STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
-"""The headers of a stream that begins."""
-
 
 class Rewriting:
     """One answer on its way through `on_delta` of one plugin."""

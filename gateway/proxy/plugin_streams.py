@@ -23,7 +23,7 @@ from gateway.config.channel import Channel, Timers
 from gateway.domain.exchange import Exchange
 from gateway.domain.reply import Reply
 from gateway.proxy.caller import UNREAD_S, CallerConnection
-from gateway.proxy.chunk_hooks import STREAM_HEADERS, AnswerHooks, ChunkHooks, EndReason, run_response_hooks
+from gateway.proxy.chunk_hooks import AnswerHooks, ChunkHooks, EndReason, run_response_hooks
 from gateway.proxy.ending import conclude, usage_of
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.relay import Gathering, Relay, RelayState
@@ -164,7 +164,7 @@ class ReplyStream:
         exchange = self._exchange
         run_response_hooks(exchange, () if self._gathering else self._answer_hooks.responses)
         exchange.drop_body()
-        return {**STREAM_HEADERS, **exchange.response_headers, **self._reply.headers}
+        return {**exchange.response_headers, **self._reply.headers}
 
     async def _conclude(self, relay: Relay, reason: EndReason) -> None:
         """Set the outcome and the usage, and write what the caller still gets."""

@@ -137,7 +137,8 @@ class Endpoint:
         # Only a tunnel, which is for https, hides the request from the proxy.
         forwarded = proxy is not None and url.scheme == "http"
         self._head_of = partial(heads, channel, dialect, forwarded, f"{host}{port}", login if forwarded else "")
-        self._heads: dict[WireFormat, dict[str, bytes]] = {}
+        self._heads: dict[tuple[WireFormat, str], dict[str, bytes]] = {}
+        """What requests begin with, by the operation and the type that is accepted, and then by the credential."""
 
     def at_hand(self) -> UpstreamConnection | None:
         """Return a connection of an answer that has just ended, if there is one."""
@@ -208,11 +209,13 @@ class Endpoint:
         self, wire: WireFormat, body: Sequence[BodyPart], credential: str, accept: str, more: str
     ) -> list[BodyPart]:
         """Return the whole request. `more` is header lines, already checked, each with its line end."""
-        found = self._heads.get(wire)
+        found = self._heads.get((wire, accept))
         if found is None:
-            found = self._heads[wire] = self._head_of(wire)
-        lines = f"Accept: {accept}\r\n{more}Content-Length: {sum(map(len, body))}\r\n\r\n"
-        return [b"".join((found[credential], lines.encode("latin-1"), body[0])), *body[1:]]
+            given = f"Accept: {accept}\r\n".encode("latin-1")
+            found = self._heads[wire, accept] = {name: head + given for name, head in self._head_of(wire).items()}
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        lines = b"%bContent-Length: %d\r\n\r\n" % (more.encode("latin-1"), size)
+        return [b"".join((found[credential], lines, body[0])), *body[1:]]
 
     def bodyless(self, wire: WireFormat, credential: str) -> bytes:
         """Return the whole of a request without a body."""

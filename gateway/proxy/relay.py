@@ -15,14 +15,15 @@ the connection could not carry another request: it is given back when the body h
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache, partial
 from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.base import crash_points, search
+from gateway.base import search
+from gateway.base.crash_points import point
 from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
@@ -236,7 +237,7 @@ class Relay:
     def on_head(self, upstream: UpstreamConnection) -> None:
         """Take the events of an upstream that begins to send some. Any other response is left to be read elsewhere."""
         if upstream.failure is None:
-            crash_points.point("upstream.answered")
+            point("upstream.answered")
             streams = SSE if self.translation is None else self.translation.streams
             if self.streamed and upstream.status == 200 and upstream.media_type in streams:
                 self.flow()
@@ -345,11 +346,11 @@ class Relay:
         self.state = ABANDONED if self._left else _RELAYING
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))
-        exchange.first_byte = time.monotonic()
+        exchange.first_byte = monotonic()
         self._caller.begin(head, first)
         exchange.bytes += len(first)
         exchange.events = events.events
-        crash_points.point("stream.begun")
+        point("stream.begun")
         if events.concluded:
             self._conclude()
 

@@ -25,6 +25,7 @@ import httptools
 from multidict import CIMultiDict, MultiDict, MultiDictProxy
 
 from gateway.chat.request import BodyPart
+from gateway.proxy import framing
 from gateway.proxy.scheduler import Turns
 
 try:
@@ -57,8 +58,6 @@ connection waits for its turn and is not read meanwhile, as after a read that ha
 """
 _small_read = SMALL_READ
 """The same as a number of C."""
-_DIGITS: Final = bytes(["0123456789abcdef".find(chr(code)) % 17 for code in range(256)])
-"""The digits of a chunk's size, as most servers write it, and 16 for all else."""
 
 OnData = Callable[[bytes], bool | None]
 
@@ -108,39 +107,11 @@ READ: Final = frozenset(
     )
 )
 """The headers of an answer that the gateway reads. The others, often twenty, are not kept."""
+_HEAD_OF_CHUNKS: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""What the parser is given in place of the head that was read by hand."""
 MAX_ID: Final = 128
 ID: Final = re.compile(r"[!-~]+")
 TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
-
-
-def begin_of_chunk(data: bytes) -> int:
-    """Return where the data of a chunk begins, which is whole and written as we do it; 0 for other data."""
-    size, at, end, digits, text = 0, 0, len(data), _DIGITS, data
-    while at < end and at < 6 and (digit := digits[text[at]]) < 16:
-        size = size * 16 + digit
-        at += 1
-    at += 2
-    whole = size > 0 and at + size + 2 == end and text[0] != 0x30
-    framed = whole and text[at - 2] == text[end - 2] == 0x0D and text[at - 1] == text[end - 1] == 0x0A
-    return at if framed else 0
-
-
-def whole_chunks(data: bytes) -> bytes:
-    """Return what whole chunks without extensions contain, none of them the last one; nothing for any other data."""
-    at, end, digits, text = 0, len(data), _DIGITS, data
-    pieces = []
-    while at < end:
-        size, begin = 0, at
-        while at < end and at - begin < 6 and (digit := digits[text[at]]) < 16:
-            size = size * 16 + digit
-            at += 1
-        begin = at + 2
-        at = begin + size
-        if not (size and data.startswith(b"\r\n", begin - 2) and data.startswith(b"\r\n", at)):
-            return b""
-        pieces.append(data[begin:at])
-        at += 2
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class ResponseReader:
@@ -154,12 +125,16 @@ class ResponseReader:
 
     __slots__ = (
         "_backlog",
+        "_by_hand",
         "_connection",
+        "_head",
         "_head_bytes",
+        "_headers",
         "_in_chunk",
         "_keep",
         "_line_ended",
         "_linger",
+        "_media_type",
         "_on_data",
         "_on_end",
         "_parsed_head_bytes",
@@ -176,7 +151,7 @@ class ResponseReader:
         "_turns",
         "failure",
         "framed",
-        "headers",
+        "named",
         "on_body",
         "on_head",
         "queued",
@@ -226,13 +201,35 @@ class ResponseReader:
         self.queued = False
         """The upstream sent more than is passed on at once, and waits for its turn. Nothing is read meanwhile."""
         self.status = 0
-        self.headers: CIMultiDict[str] = CIMultiDict()
+        self._by_hand = False
+        """The parser has not seen the head, and all since were whole chunks."""
+        self.named = True
+        """The answer may have an id."""
+        self._head = b""
+        self._media_type: str | None = None
+        self._headers: CIMultiDict[str] | None = None
         self.failure: InvalidResponse | ConnectionError | None = None
 
     @property
     def answered(self) -> bool:
         """Whether the upstream sent anything."""
         return self._state not in (_WAITING, _LOST)
+
+    @property
+    def headers(self) -> CIMultiDict[str]:
+        """The headers of the answer that are read."""
+        if self._headers is None:
+            lines = [line.partition(b":") for line in self._head.split(b"\r\n")[1:]]
+            self._headers = CIMultiDict(
+                (name.decode(), value.strip().decode()) for name, _, value in lines if name.lower() in READ
+            )
+        return self._headers
+
+    def keep_only_id(self) -> None:
+        """Free the headers of an answer that is passed on. Providers send some kilobytes of them."""
+        if self.named:
+            keep_only_id(self.headers)
+        self._head = b""
 
     @property
     def encoded(self) -> bool:
@@ -242,7 +239,9 @@ class ResponseReader:
     @property
     def media_type(self) -> str:
         """The media type of the body; empty for an encoded one."""
-        return "" if self.encoded else self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if self._media_type is not None:
+            return self._media_type
+        return "" if self.encoded else framing.media_type_of(self.headers.get("Content-Type", ""))
 
     def send(self, message: Sequence[BodyPart]) -> None:
         """Write the whole request, in one call."""
@@ -342,19 +341,19 @@ class ResponseReader:
     def buffer_updated(self, nbytes: int) -> None:
         """Receive the first `nbytes` of `BUFFER`, which a read has filled. Nearly always they are whole chunks."""
         data = _received[:nbytes] if cython.compiled else bytes(BUFFER[:nbytes])
+        on_data, pieces = self._on_data, self._pieces
         if self._state is _WAITING:
             self._state = _HEAD
+            if not (cython.compiled and self._takes_head(data)):  # by the interpreter, the parser is faster
+                self._parse(data)
         elif self._state is not _BODY and self.ended:
             self._refuse_surplus()
             return
-        on_data, pieces = self._on_data, self._pieces
-        if self._in_chunk or not self._line_ended or nbytes > _small_read:
+        elif self._in_chunk or not self._line_ended or nbytes > _small_read:
             self._parse(data)
         elif self._passes(data):
             return
-        elif whole := whole_chunks(data):
-            pieces.append(whole)
-        else:
+        elif not self._takes_chunks(data, 0):
             self._parse(data)
         if nbytes > _small_read and on_data is not None:
             began = time.thread_time()
@@ -373,12 +372,43 @@ class ResponseReader:
     def _passes(self, data: bytes) -> bool:
         if self._relay is None or self._pieces or self._backlog or self.queued or self._paused:
             return False
-        begin = begin_of_chunk(data)
+        begin = framing.begin_of_chunk(data)
         return begin > 0 and self._relay.passes(data, begin)
+
+    def _takes_head(self, data: bytes) -> bool:
+        """Take the head of an ordinary stream, and what follows it. Return false for any other data, which is parsed."""
+        found = framing.ordinary_head(data)
+        if found is None:
+            return False
+        at, self._media_type, self.named = found
+        text = data
+        self._by_hand, self._head = True, text[:at]
+        self.status, self.framed, self._in_chunk, self._line_ended = 200, True, False, True
+        self._state = _BODY
+        self._report_head()
+        if at < len(data) and not self._takes_chunks(data, at):
+            self._parse(data[at:])
+        return True
+
+    def _takes_chunks(self, data: bytes, at: int) -> bool:
+        """Take whole chunks to the end of a read, the last one too. Return false for any other data."""
+        last = self._by_hand and data.endswith(b"0\r\n\r\n")
+        end = len(data) - 5 if last else len(data)
+        if whole := framing.whole_chunks(data, at, end):
+            self._pieces.append(whole)
+        elif not last or at != end:
+            return False
+        if last:
+            self._state = _REUSABLE
+            self._pieces_in_body = len(self._pieces)
+        return True
 
     def _parse(self, data: bytes) -> None:
         self._line_ended = data.endswith(b"\n")
         try:
+            if self._by_hand:
+                self._parser.feed_data(_HEAD_OF_CHUNKS)
+                self._by_hand = False
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, InvalidResponse):
             self._fail(InvalidResponse("the answer is not HTTP/1.1"))
@@ -408,6 +438,8 @@ class ResponseReader:
         self._in_chunk = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._by_hand:
+            return
         self._parsed_head_bytes += len(name) + len(value)
         if self._parsed_head_bytes > MAX_HEAD:
             raise InvalidResponse("the head of the answer is too long")
@@ -416,6 +448,8 @@ class ResponseReader:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if self._by_hand:
+            return
         if self.ended:
             self._refuse_surplus()  # a second response to one request
             return

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.base.compiled import WHY_PURE
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.upstream import begin_of_chunk, whole_chunks
+from gateway.proxy.framing import begin_of_chunk, whole_chunks
 from tests.fuzz.twins import Owner, Twin
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
