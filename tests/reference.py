@@ -40,7 +40,8 @@ def page() -> str:
 def _described(module: str, name: str) -> Iterator[str]:
     found = getattr(import_module(module), name)
     where = found.__module__ if inspect.isclass(found) or inspect.isfunction(found) else gateway._MODULES[name]
-    tree = ast.parse(inspect.getsource(import_module(where)))
+    file = PAGE.parents[1].joinpath(*where.split("."))  # Python does not know the source of a compiled module
+    tree = ast.parse((file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text())
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef) and node.name == name:
             yield from _class(node)

@@ -210,12 +210,13 @@ class EventStream:
         end = 0 if self._unusual else self._take_run(data)
         if end == len(data):
             return data
-        relayed, count = [data[:end]] if end else [], 0
+        relayed, count, text = [data[:end]] if end else [], 0, data
         while count < MAX_PARSED and end < len(data) and (stop := sse.end_of_event(data, end)) > 0:
             count += 1
-            relayed.append(self._take_event(data[end:stop]))
+            relayed.append(self._take_event(text[end:stop]))
             end = stop
-        self._pending += data[end:]
+        if end < len(data):
+            self._pending += data[end:]
         self.backlog = count == MAX_PARSED and end < len(data)
         return b"".join(relayed)
 
@@ -305,7 +306,7 @@ class EventStream:
         if len(event) > self._max_event_bytes:
             self._begin_overlong()
             return self._end_overlong(event)
-        name, data = parse_event(event)
+        name, data = sse.parse_event(event)
         if not data and name != b"error":
             return event if self.error is None else b""
         is_done = data == b"[DONE]"
@@ -329,12 +330,14 @@ class EventStream:
     def _note_facts(self, chunk: sse.Chunk) -> None:
         """Note the id, the tier and the usage that an event tells, and whether nothing more is needed."""
         self.completion_id = self.completion_id or sse.id_text(chunk.id)
+        usage, all_finished = self.usage, self.done or len(self._finished_choices) >= self._choices
         if chunk.service_tier:
-            self.usage.service_tier = chunk.service_tier
+            usage.service_tier = chunk.service_tier
         if chunk.counts is not None:
-            self.usage.add(chunk.counts, final=self.all_finished)
+            usage.add(chunk.counts, all_finished)
             self.output_at_usage = self.output.all_events
-        self.concluded = self.error is not None or self.done or (self.all_finished and self.usage.final)
+        final = (usage.prompt_final and usage.completion_final) or usage.total_final
+        self.concluded = self.error is not None or self.done or (all_finished and final)
 
     def _note_finish(self, event: bytes, chunk: sse.Chunk, is_done: bool) -> None:
         """Note `[DONE]` and the finish of choices. Usage reported before is final if no text came after it."""
@@ -342,8 +345,10 @@ class EventStream:
             return
         self.done = self.done or is_done
         self._finished_choices |= chunk.finished
-        no_more_output = self.output.all_events == self.output_at_usage and (is_done or not event_tokens(event))
-        if self.all_finished and no_more_output:
+        all_finished = self.done or len(self._finished_choices) >= self._choices
+        if not all_finished or self.output.all_events != self.output_at_usage:
+            return
+        if is_done or not event_tokens(event):
             self.usage.set_final()
 
     def _count_output(self, event: bytes, chunk: sse.Chunk) -> None:

@@ -20,6 +20,11 @@ from gateway.base import search
 from gateway.chat import upstream_errors
 from gateway.chat.usage import Counts, read_counts
 
+try:
+    import cython
+except ImportError:  # nothing is compiled here
+    from gateway.base import compiled as cython
+
 EVENT_BOUNDARY: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
 LINE_FEED: Final = 0x0A
 CARRIAGE_RETURN: Final = 0x0D
@@ -38,6 +43,8 @@ FIRST_CHOICE: Final = CHOICES + b"{"
 
 FIRST_ID: Final = re.compile(rb'data: ?\{"id":"([!#-\[\]-~]{1,128})"')
 """A completion's id where most upstreams have it, at the beginning of an event."""
+MAX_END: Final = 142
+"""Where one of 128 bytes ends there."""
 _ID: Final = re.compile(rb'"([!#-\[\]-~]{1,128})"')
 _NULL: Final = msgspec.Raw(b"null")
 _NO_FINISH_REASON: Final = (b"null", b'""')
@@ -106,7 +113,8 @@ def parse_event(event: bytes) -> tuple[bytes, bytes]:
         and event.endswith(b"\n")
         and search.find(event, b"\r", 0, len(event)) < 0
     ):
-        return b"", event[5:end].strip()  # nearly always
+        begin, text = 6 if event[5] == 0x20 else 5, event  # nearly always
+        return b"", text[begin:end].strip()
     name, data = b"", []
     for line in event.removeprefix(BOM_UTF8).splitlines():
         field, _, value = line.partition(b":")
@@ -190,8 +198,132 @@ TEXT: Final = Chunk(_NO_CHOICE, None)
 """An event without any of this."""
 
 
+_FIRST: Final = frozenset((b"0",))
+"""What finishes with the event of an answer that has one choice."""
+
+
+def _end_of_string(text: bytes, at: int) -> int:
+    """Return where a string of printable ASCII without escapes ends, which begins before `at`; 0 for any other."""
+    while 0x20 <= text[at] < 0x7F and text[at] != 0x22 and text[at] != 0x5C:
+        at += 1
+    return at + 1 if text[at] == 0x22 else 0
+
+
+def _end_of_value(data: bytes, text: bytes, at: int) -> int:
+    """Return where a short value ends: such a string, a whole number, null, or an object of these; 0 for any other."""
+    if text[at] == 0x22:
+        return _end_of_string(text, at + 1)
+    if 0x31 <= text[at] <= 0x39:
+        while 0x30 <= text[at] <= 0x39:
+            at += 1
+        return at
+    if text[at] != 0x7B:
+        return at + 1 if text[at] == 0x30 else at + 4 if data.startswith(b"null", at) else 0
+    at += 1
+    if text[at] == 0x7D:
+        return at + 1
+    while text[at] == 0x22:
+        at = _end_of_string(text, at + 1)
+        if at == 0 or text[at] != 0x3A or text[at + 1] == 0x7B:
+            return 0
+        at = _end_of_value(data, text, at + 1)
+        if at == 0 or text[at] != 0x2C:
+            return at + 1 if at and text[at] == 0x7D else 0
+        at += 1
+    return 0
+
+
+def _counts_at(data: bytes, text: bytes, begin: int) -> Counts | None:
+    """Return the counts of a usage object of three counts alone; None for any other."""
+    prompt = completion = total = 0
+    at = begin
+    while text[at] == (0x7B if at == begin else 0x2C) and text[at + 1] == 0x22:
+        start = at + 2
+        at = _end_of_string(text, start)
+        if at == 0 or not (text[at] == 0x3A and 0x31 <= text[at + 1] <= 0x39):
+            return None
+        count, size, at = 0, at - 1 - start, at + 1
+        most = at + 12
+        while 0x30 <= text[at] <= 0x39 and at < most:
+            count = count * 10 + text[at] - 0x30
+            at += 1
+        if size == 13 and data.startswith(b"prompt_tokens", start):
+            prompt = count
+        elif size == 17 and data.startswith(b"completion_tokens", start):
+            completion = count
+        elif size == 12 and data.startswith(b"total_tokens", start):
+            total = count
+        else:
+            return None
+    if text[at] != 0x7D or not (prompt and completion and total):
+        return None
+    output = total - prompt
+    return Counts(prompt, output if output > completion else completion, text=text[begin : at + 1])
+
+
+def _choices_at(data: bytes, text: bytes, begin: int) -> int:
+    """Return where a list ends of at most the first choice, as a negative number where it is not finished; 0 for any other."""
+    at, indexed, finished = begin + 1, False, False
+    while text[at] == (0x7B if at == begin + 1 else 0x2C) and text[at + 1] == 0x22:
+        start = at + 2
+        at = _end_of_string(text, start)
+        size, value = at - 1 - start, at + 1
+        if at == 0 or text[at] != 0x3A or (at := _end_of_value(data, text, value)) == 0:
+            return 0
+        if size == 5 and data.startswith(b"index", start) and text[value] == 0x30:
+            indexed = True
+        elif size == 5 and text[start] != 0x64:  # perhaps its `usage`
+            return 0
+        elif size == 13 and data.startswith(b"finish_reason", start):
+            if text[value] != 0x22 and text[value] != 0x6E:
+                return 0
+            finished = text[value] == 0x22 and at > value + 2
+    if at > begin + 1:
+        at = at + 1 if indexed and text[at] == 0x7D else 0
+    if at == 0 or text[at] != 0x5D:
+        return 0
+    return at + 1 if finished else -at - 1
+
+
+def _read_at_once(data: bytes) -> Chunk | None:
+    """Return the facts of the finish or the usage of an answer of one choice, as most upstreams write it; None for any other.
+
+    It reads compact JSON of ASCII without escapes, and says the same of it as `read`.
+    """
+    at, text, id_at, id_end, finished, choices = 0, data, 0, 0, False, 0
+    counts: Counts | None = None
+    while text[at] == (0x2C if at else 0x7B) and text[at + 1] == 0x22:
+        start = at + 2
+        at = _end_of_string(text, start)
+        if at == 0 or text[at] != 0x3A:
+            return None
+        size, begin = at - 1 - start, at + 1
+        at = begin
+        if size == 7 and data.startswith(b"choices", start):
+            at = 0 if choices or text[at] != 0x5B else _choices_at(data, text, at)
+            choices, finished, at = begin, at > 0, at if at > 0 else -at
+        elif size == 5 and data.startswith(b"usage", start):
+            counts = _counts_at(data, text, at)
+            at = 0 if counts is None and text[at] != 0x6E else _end_of_value(data, text, at)
+        elif (size == 5 and text[start] != 0x6D) or (size == 6 and text[start] == 0x78) or size == 12:
+            return None  # perhaps `error` or `delta`, `x_groq`, `service_tier`
+        else:
+            at = _end_of_value(data, text, at)
+            if size == 2 and data.startswith(b"id", start):
+                id_at, id_end = begin, at
+        if at == 0:
+            return None
+    if not (choices and (finished or counts is not None) and text[at] == 0x7D and at + 1 == len(data)):
+        return None
+    empty = text[choices + 1] == 0x5D
+    name = text[id_at:id_end] if id_end else b"null"
+    return Chunk(_FIRST if finished else _NO_CHOICE, counts, empty, empty, name)
+
+
 def read(name: bytes, data: bytes) -> Chunk:
     """Return the facts of an event from its name and its data."""
+    if cython.compiled and name != b"error" and (facts := _read_at_once(data)) is not None:
+        return facts
     if name != b"error" and search.find(data, FIRST_CHOICE, 0, len(data)) >= 0 and field_at(data, 0, len(data)) < 0:
         return TEXT
     chunk: _Chunk
@@ -291,18 +423,27 @@ class LongEvent:
 
 def completion_id(events: bytes) -> str:
     """Return the id of the completion that some events are of; empty where the first with data has none, or an odd one."""
+    text = events
+    if cython.compiled and events.startswith(b'data: {"id":"') and 14 < (end := _end_of_string(text, 13)) <= MAX_END:
+        found = text[13 : end - 1]
+        if b" " not in found:
+            return found.decode()
     if match := FIRST_ID.match(events):
         return match[1].decode()
-    data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
-    return id_text((_decode(_chunk, data) or _NO_CHUNK).id)
+    return id_text(_first_chunk(events).id)
 
 
 def service_tier(events: bytes) -> str:
     """Return the service tier that the first of some events with data names; empty where it names none."""
     if search.find(events, b'"service_tier"', 0, len(events)) < 0:
         return ""
+    return id_text(bytes(_first_chunk(events).service_tier))
+
+
+def _first_chunk(events: bytes) -> _Chunk:
+    """Return the first of some events with data."""
     data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
-    return id_text(bytes((_decode(_chunk, data) or _NO_CHUNK).service_tier))
+    return _decode(_chunk, data) or _NO_CHUNK
 
 
 def id_text(value: bytes | msgspec.Raw) -> str:

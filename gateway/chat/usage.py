@@ -126,34 +126,55 @@ class Usage(msgspec.Struct, frozen=True):
         return self.prompt_tokens if self.one_prompt is None else self.one_prompt
 
 
-class ReportedUsage(msgspec.Struct):
+class ReportedUsage:  # noqa: PLW1641 - it changes
     """What an upstream has reported of one response until now. 0: nothing.
 
     Input and output are kept apart, each with whether it is final: reported when nothing more was to be generated. Of several
     reports the last one counts, and a 0 does not replace a count.
     """
 
-    prompt: int = 0
-    completion: int = 0
-    total: int = 0
-    """The total, where only that was reported."""
-    prompt_final: bool = False
-    completion_final: bool = False
-    total_final: bool = False
-    service_tier: str = ""
-    """The tier in which the upstream says that it serves the request."""
-    of_prompt: Counts = NONE
-    """The report that `prompt` is of, with the part of it that was cached."""
-    last: Counts = NONE
-    units: int | None = None
-    """The pictures or seconds that were told."""
+    __slots__ = (
+        *("prompt", "completion", "total", "prompt_final", "completion_final", "total_final"),
+        *("service_tier", "of_prompt", "last", "units"),
+    )
+
+    def __init__(
+        self,
+        prompt: int = 0,
+        *,
+        prompt_final: bool = False,
+        service_tier: str = "",
+        of_prompt: Counts = NONE,
+        last: Counts = NONE,
+        units: int | None = None,
+    ) -> None:
+        self.prompt = prompt
+        self.completion = 0
+        self.total = 0
+        """The total, where only that was reported."""
+        self.prompt_final = prompt_final
+        self.completion_final = self.total_final = False
+        self.service_tier = service_tier
+        """The tier in which the upstream says that it serves the request."""
+        self.of_prompt = of_prompt
+        """The report that `prompt` is of, with the part of it that was cached."""
+        self.last = last
+        self.units = units
+        """The pictures or seconds that were told."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReportedUsage) and repr(self) == repr(other)
+
+    def __repr__(self) -> str:
+        told = (self.prompt, self.completion, self.total, self.prompt_final, self.completion_final, self.total_final)
+        return f"<ReportedUsage {told} {self.service_tier} {self.of_prompt} {self.last} {self.units}>"
 
     @property
     def final(self) -> bool:
         """Return whether nothing more needs to be reported."""
         return (self.prompt_final and self.completion_final) or self.total_final
 
-    def add(self, counts: Counts, *, final: bool) -> None:
+    def add(self, counts: Counts, final: bool) -> None:
         """Take the counts of a further usage object."""
         self.last = counts
         final = final and counts.certain

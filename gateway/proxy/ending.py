@@ -12,6 +12,7 @@ The usage of a plugin's own answer is read here, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -37,15 +38,19 @@ def meter(
 
     An estimate is never above the ceiling of the request or model.
     """
-    ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
-    attempt.usage = reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
+    if reported.prompt_final and reported.completion_final:
+        attempt.usage = reported.usage(_unasked, _unasked)
+    else:
+        attempt.usage = _estimated(reported, estimate_output, body, candidate)
     if body.unit:
         told = body.units if reported.units is None else reported.units
         source: Literal["upstream", "estimated"] = "estimated" if reported.units is None else "upstream"
         attempt.usage = msgspec.structs.replace(attempt.usage, units=told, source=source)
         attempt.cost = None  # a channel tells none for what is billed by units
-    attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
-    attempt.stated_micros = reported.last.cost_micros
+    last = reported.last
+    text = last.text
+    attempt.reported = failure.scrubbed(text.decode(errors="replace"), candidate.channel.scrubbed) if text else ""
+    attempt.stated_micros = last.cost_micros
     attempt.service_tier = reported.service_tier
     if (
         body.service_tier
@@ -58,13 +63,27 @@ def meter(
         attempt.cost = candidate.cost.in_tier(reported.service_tier)
 
 
+def _unasked() -> int:
+    """Stand in for an estimate where the counts are final."""
+    return 0
+
+
+def _estimated(reported: ReportedUsage, estimate_output: Callable[[], int], body: Body, candidate: Candidate) -> Usage:
+    ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
+    return reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
+
+
+def _output(events: EventStream, by_time: int) -> int:
+    return max(events.output.tokens(), by_time)
+
+
 def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidate, by_time: int) -> None:
     """Set the usage of a stream that has ended. The report is kept as the upstream wrote it, also in another dialect.
 
     `by_time`: the output tokens of the time that the upstream worked, 0 where that does not count.
     """
-    output = relay.events.output
-    meter(attempt, relay.events.usage, lambda: max(output.tokens(), by_time), body, candidate)
+    events = relay.events
+    meter(attempt, events.usage, partial(_output, events, by_time), body, candidate)
     if relay.translation is not None:
         text = relay.translation.reported.decode(errors="replace")
         attempt.reported = failure.scrubbed(text, candidate.channel.scrubbed)

@@ -40,6 +40,7 @@ from gateway.store import limits
 from gateway.store.channels import _keys
 from gateway.store.circuit_breaker import ChannelBreaker
 from gateway.store.client.client import Script
+from gateway.store.client.protocol import pack
 from gateway.store.tokens import TokenStatus, tokens_key
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
@@ -253,6 +254,24 @@ def shown(one: Sequence[Any], two: Sequence[Any]) -> str:
     )
 
 
+class Keeping:
+    """A topology that keeps the commands of requests."""
+
+    def __init__(self, topology: Any, commands: list[bytes]) -> None:
+        self._topology, self.redis, self.sharded = topology, topology.redis, False
+        self.follow, self.close, self._commands = topology.follow, topology.close, commands
+
+    def submit(self, command: tuple[Any, ...], convert: Any, script: str | None = None) -> Any:
+        return self.send(pack(command), convert, script)
+
+    def send(self, packed: bytes, convert: Any, script: str | None) -> Any:
+        if (b"\r\nXADD\r\n" in packed[:24] and b'"operation":"counted"' not in packed) or (
+            b"\r\nEVALSHA\r\n" in packed[:24] and b"{channels}" not in packed
+        ):
+            self._commands.append(packed)
+        return self._topology.send(packed, convert, script)
+
+
 class Way:
     """One of the two gateways."""
 
@@ -270,7 +289,7 @@ class Way:
             chain.plans = None
         gateway.store.usage.gateway = "the same"
         for client in (gateway.store.client, gateway.store.settling):
-            vars(client._topology)["send"] = self._keeping(client._topology.send)
+            client._topology = Keeping(client._topology, self.commands)
         found = {type(entry.plugin): entry.plugin for entry in chain.entries}
         routing, logger = found[ModelRouting], found[UsageLogger]
         assert isinstance(routing, ModelRouting)
@@ -291,19 +310,6 @@ class Way:
         answer = head, body
         await self.gateway.gateway.runner.wait_idle(PATIENCE_S)
         return answer, comparable_commands(self.commands), self.upstream.received
-
-    def _keeping(self, send: Callable[..., asyncio.Future[Any]]) -> Callable[..., asyncio.Future[Any]]:
-        """Return what sends as before and keeps the commands of requests."""
-
-        def sending(packed: bytes, convert: Any, script: str | None) -> asyncio.Future[Any]:
-            start = packed[:24]
-            if (b"\r\nXADD\r\n" in start and b'"operation":"counted"' not in packed) or (
-                b"\r\nEVALSHA\r\n" in start and b"{channels}" not in packed
-            ):
-                self.commands.append(packed)
-            return send(packed, convert, script)
-
-        return sending
 
     async def open_channels(self) -> None:
         """Let all channels be healthy again, whatever their upstream has answered."""

@@ -28,7 +28,7 @@ FILES = (
     "plugins",
     "config",
 )
-FEW = ("gateway.chat.sse", "gateway.chat.tokens", "gateway.chat.events")
+FEW = ("gateway.chat.sse", "gateway.chat.tokens", "gateway.chat.usage", "gateway.chat.events")
 """Those of the compiled modules that are built here. An installation builds all of them by the same lines."""
 assert set(FEW) <= set(compiled.MODULES)
 MODULES = {str(file.relative_to(ROOT)) for file in (*map(compiled.built, FEW), compiled.DIGESTS)}
