@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
@@ -82,23 +82,19 @@ OF_TOKENS: Final[tuple[dict[str, Any], ...]] = (
 )
 
 
-def priced_models(price: int = 1) -> dict[str, object]:
-    """Return models with one price and with several, of which one is free, served by the channels `fake` and `other`."""
+def document(base_url: str, price: int = 1) -> str:
+    """Return a configuration of models with prices of all kinds, one of them free, whose plugins allow few refusals."""
     model: dict[str, object] = {"input": price, "output": 2, "max_output_tokens": 100}
     tiers = [{"above": 40, "input": 3, "output": 4}]
-    return {
+    models = {
         "words": {**model, "channels": ["fake"]},
         "tiered": {**model, "tiers": tiers, "channels": [{"use": "fake", "cost": {"input": 0.5, "output": 1}}]},
         "fast": {**model, "service_tiers": {"priority": 2}, "channels": ["fake"]},
         "two": {**model, "request": 0.001, "channels": ["fake", "other"]},
         "helped": {**model, "fallback": ["words"], "channels": ["fake", "other"]},
         "free": {"free": True, "channels": ["fake"]},
+        "vectors": {"input": 1, "output": 1, "channels": ["vectors"]},
     }
-
-
-def document(base_url: str) -> str:
-    """Return a configuration of models with prices of all kinds, whose plugins allow few refusals."""
-    models = {**priced_models(), "vectors": {"input": 1, "output": 1, "channels": ["vectors"]}}
     channel = {"base_url": base_url, "api_key": "key-of-the-channel"}
     return json.dumps(
         {
@@ -135,17 +131,13 @@ def standing_still() -> Iterator[Callable[[], None]]:
         patch.setattr(limits, "_LIMITS_OF_TOKEN", limits.of_token(still))
         patch.setattr(Clock, "monotonic", lambda _: now[0])
         patch.setattr("plugins.pacing.LONGEST_DELAY_S", 0.0)
-        patch.setattr(ChannelBreaker, "_run", _nothing)
+        patch.setattr(ChannelBreaker, "_run", lambda _: asyncio.sleep(0))  # told where a request waits for it
         patch.setattr(ChannelBreaker, "wait_s", _wait_s)
         patch.setattr("plugins.pacing.ALL_ADDRESSES", 1_000_000)  # those of another episode count for nobody
         patch.setattr("plugins.usage_logger.REPORT_EVERY_S", 1e9)  # what was counted is compared instead
         patch.setattr("plugins.model_routing._by_chance", lambda each: Random(f"{Way.chosen} {each.name}").random())
         patch.setenv("GATEWAY_PEPPER", "pepper-of-both-gateways-which-is-long-enough")
         yield move
-
-
-async def _nothing(_: ChannelBreaker) -> None:
-    """Stand in for the synchronization in the background: failures are told to the store where a request waits for it."""
 
 
 async def _wait_s(health: ChannelBreaker, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
@@ -185,6 +177,8 @@ class Caller(asyncio.Protocol):
         """Return an answer as it comes, up to its end or that of the connection."""
         loop = asyncio.get_running_loop()
         if self._transport is None or self._transport.is_closing():
+            while self._transport is not None:  # its loss is not to be taken for that of the next one
+                await asyncio.sleep(0)
             where = gateway.host, gateway.port
             await loop.create_connection(lambda: self, *where, local_addr=(address, 0))
         assert self._transport is not None
@@ -198,6 +192,8 @@ class Caller(asyncio.Protocol):
         return await answered
 
     def _done(self) -> None:
+        if b"\r\nConnection: close\r\n" in self._received:
+            self.close()  # else the next request might be on its way before the gateway's end of it arrives
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(bytes(self._received))
 
@@ -516,12 +512,6 @@ async def compare(folder: Path, requests: int, seed: int, seconds: float = float
     return comparison
 
 
-def run(comparing: Coroutine[Any, Any, Comparison]) -> Comparison:
-    """Compare in an event loop as a worker has it."""
-    with asyncio.Runner(loop_factory=new_loop()) as runner:
-        return runner.run(comparing)
-
-
 def main() -> int:
     """Compare, and print what was."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -531,8 +521,8 @@ def main() -> int:
     given = parser.parse_args()
     began = time.monotonic()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    with tempfile.TemporaryDirectory() as folder:
-        comparison = run(compare(Path(folder), given.requests, given.seed, given.seconds))
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=new_loop()) as runner:
+        comparison = runner.run(compare(Path(folder), given.requests, given.seed, given.seconds))
     took = time.monotonic() - began
     print(
         f"seed {given.seed}: {comparison.requests} requests in {took:.0f} s, {comparison.requests / took:.0f} a second"

@@ -12,16 +12,24 @@ from collections.abc import Sequence
 
 import pytest
 
+from gateway.chat.dialect import Dialect
 from gateway.chat.events import EventStream
 from gateway.chat.request import BodyRules, checked
 from gateway.config.channel import Channel
 from gateway.operations.form import FORM, written
 from gateway.operations.operation import SERVED, Operation
 from gateway.proxy.chunk_hooks import EndReason
+from plugins.anthropic import Messages
+from plugins.examples.ollama_chat import Ollama
 from tests.chat.test_events import ANSWER
 from tests.fuzz.plans import comparable_answer
 from tests.fuzz.twins import Twin
-from tests.operations.test_documented_answers import DONE, STREAMS, stream_of
+from tests.operations.test_documented_answers import STREAMS, stream_of
+from tests.operations.test_message_events import WHOLE as MESSAGE
+from tests.operations.test_response_events import WHOLE as RESPONSE
+from tests.plugins.anthropic_streams import STREAMS as MESSAGES
+from tests.plugins.anthropic_streams import wire
+from tests.plugins.examples.test_answers import END, THOUGHT, lines
 from tests.proxy.test_chunks import HEAD, PLAIN, chunk
 from tests.whole.test_stream import AZURE, STREAM
 
@@ -54,10 +62,14 @@ CHATS = {
 }
 
 
-def relayed(reads: Sequence[bytes], events: EventStream | None = None) -> tuple[tuple[bytes, bytes], object, object]:
+def relayed(
+    reads: Sequence[bytes], events: EventStream | None = None, dialect: Dialect | None = None
+) -> tuple[tuple[bytes, bytes], object, object]:
     """Return what the caller got, how the relay ended, and what was counted."""
-    twin = Twin(max_bytes=1 << 20, events=events)
-    twin.read(HEAD)
+    twin = Twin(max_bytes=1 << 20, events=events, dialect=dialect)
+    if twin.relay.translation is not None:
+        twin.relay.translation._created = 1
+    twin.read(HEAD.replace(b"text/event-stream", dialect.streams[0].encode()) if dialect else HEAD)
     for data in reads:
         if data and twin.reading:
             twin.read(data)
@@ -84,22 +96,44 @@ async def test_a_chat_may_be_cut_at_every_byte_of_its_chunks(name: str) -> None:
         assert relayed([data[at : at + 1] for at in range(len(data))]) == whole
 
 
-async def test_a_stream_of_each_operation_may_be_cut_at_every_byte_of_its_chunks() -> None:
-    for operation, shape, _ in STREAMS:
-        if operation is Operation.IMAGES and DONE in shape:
+BODIES = [(operation, stream_of(shape, "LF")) for operation, shape, _ in STREAMS] + [(Operation.RESPONSES, RESPONSE)]
+BODIES += [(Operation.MESSAGES, data) for data in (MESSAGE, wire(MESSAGES["tools"]), wire(MESSAGES["thinking"]))]
+
+
+@pytest.mark.parametrize("operation", dict(BODIES))
+async def test_a_stream_of_each_operation_may_be_cut_at_every_byte_of_its_chunks(operation: Operation) -> None:
+    wire_format = SERVED[operation]
+    sample = wire_format.sample("m", "max_tokens")
+    if operation is Operation.COMPLETIONS:
+        sample["stream_options"] = {"include_usage": True}
+    raw = written(sample) if wire_format.accepts == FORM else json.dumps(sample).encode()
+    request = checked(wire_format.check(raw, BodyRules()))
+
+    def parser() -> EventStream:
+        return wire_format.events(request, Channel("http://h/v1"), gathered=False, watched=False)
+
+    for body in (body for each, body in BODIES if each is operation):
+        if operation is Operation.IMAGES and b"[DONE]" in body:
             continue  # it is at its end before: `[DONE]` is passed on where it comes with that
-        wire, body = SERVED[operation], stream_of(shape, "LF")
-        sample = wire.sample("m", "max_tokens")
-        if operation is Operation.COMPLETIONS:
-            sample["stream_options"] = {"include_usage": True}
-        raw = written(sample) if wire.accepts == FORM else json.dumps(sample).encode()
-        request = checked(wire.check(raw, BodyRules()))
-
-        def parser() -> EventStream:
-            return wire.events(request, Channel("http://h/v1"), gathered=False, watched=False)  # noqa: B023
-
         data = chunk(body) + b"0\r\n\r\n"
         whole = relayed([data], parser())
         assert whole[0][1] == body
         for at in range(1, len(data)):
-            assert relayed([data[:at], data[at:]], parser()) == whole, (operation, at)
+            assert relayed([data[:at], data[at:]], parser()) == whole, at
+
+
+@pytest.mark.parametrize("name", [*MESSAGES, "lines"])
+async def test_a_stream_of_another_dialect_may_be_cut_at_every_byte_of_its_chunks(name: str) -> None:
+    dialect: Dialect = Ollama() if name == "lines" else Messages()
+    body = lines(*THOUGHT, END) if name == "lines" else wire(MESSAGES[name])
+    data = chunk(body) + b"0\r\n\r\n"
+    whole = relayed([data], dialect=dialect)
+    assert whole[0][1].endswith(b"data: [DONE]\n\n")
+    for at in range(1, len(data)):
+        assert relayed([data[:at], data[at:]], dialect=dialect) == whole, at
+    data = chunk(body.replace(b"\n", b"\r\n")) + b"0\r\n\r\n"
+    assert (
+        relayed([data], dialect=dialect)
+        == relayed([data[at : at + 1] for at in range(len(data))], dialect=dialect)
+        == whole
+    )

@@ -38,28 +38,11 @@ def translation(dialect: Dialect | None = None) -> Translation:
     return made
 
 
-def translated(pieces: Iterable[bytes]) -> bytes:
-    """Return what the caller gets of an answer that ends cleanly."""
-    made = translation()
-    return b"".join(map(made.feed, pieces)) + made.close()[0]
-
-
 def chunks(data: bytes) -> list[Any]:
     """Return the chunks of a stream."""
     return [
         json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event and b"[DONE]" not in event
     ]
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_may_be_cut_at_every_byte(name: str) -> None:
-    data = wire(STREAMS[name])
-    whole = translated([data])
-    assert whole.endswith(b"data: [DONE]\n\n")
-    assert translated(bytes([byte]) for byte in data) == whole
-    for at in range(len(data)):
-        assert translated([data[:at], data[at:]]) == whole
-    assert translated([data.replace(b"\n", b"\r\n")]) == whole
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -46,6 +47,7 @@ models:
   words: {{input: 1, output: 2, max_output_tokens: 100, channels: [{tried_first}{{use: fake, priority: 1}}]}}
 groups: {{default: {{}}}}
 plugins:
+  - use: tests.worker_process:Told
   - use: usage-logger
   - use: {auth}
   - use: rate-limit
@@ -118,15 +120,12 @@ class Books:
         self.embedded = EmbeddedStore.start(self.folder / "store")
 
     @asynccontextmanager
-    async def worker(self, crash_at: str = "", **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Start one worker and yield it when it is ready. It is terminated at the end if it still runs.
-
-        `more`: variables of its environment.
-        """
+    async def worker(self, crash_at: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+        """Start one worker and yield it when it is ready. It is terminated at the end if it still runs."""
         with self.log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(FORKED, "-m", "tests.worker_process", str(self.file), str(self.port)),
-                env=os.environ | {"GATEWAY_CRASH_AT": crash_at} | more,
+                env=os.environ | {"GATEWAY_CRASH_AT": crash_at},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
             )
@@ -152,6 +151,10 @@ class Books:
     def log(self) -> str:
         """Return what the workers logged."""
         return self.log_file.read_text()
+
+    def planned(self, how: str = "plan") -> set[str]:
+        """Return the ids of the requests that went by a plan; with `fill`, of those that began to."""
+        return set(re.findall(rf"{how} ([0-9a-f-]{{36}})\n", self.log()))
 
     async def account(self) -> Account:
         """Return the account as it is now."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from gateway.base.ids import new_id
 from gateway.domain.exchange import Outcome
 from tests.cli.processes import all_ready
 from tests.forked import FORKED
@@ -29,6 +30,8 @@ class Callers:
         self.whole: set[str] = set()
         self.refused: set[str] = set()
         self.statuses: set[int] = set()
+        self.disturbed = ""
+        """An id of when the disturbance was over."""
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
@@ -76,7 +79,7 @@ async def under_load(books: Books, workers: int, disturb: Callable[[int, Callers
     async with serving(books.file, workers, books.log_file) as pid:
         async with callers.asking():
             await disturb(pid, callers)
-            served = len(callers.whole)
+            served, callers.disturbed = len(callers.whole), new_id()
             async with asyncio.timeout(PATIENCE_S):
                 while len(callers.whole) < served + 20:
                     await asyncio.sleep(0.05)

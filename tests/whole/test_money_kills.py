@@ -24,7 +24,7 @@ import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from tests.cli.processes import children
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.store.cluster import cluster
 from tests.store.sentinel import How, watched
 from tests.store_proxy import Fault, StoreProxy
@@ -79,6 +79,7 @@ def kill_at_random(
 async def test_the_books_balance_after_workers_and_the_store_are_killed(books: Books) -> None:
     callers = await killed(books, lambda _: books.kill_store())
     assert len(callers.whole) > 20
+    assert callers.whole & books.planned()
 
 
 @ON_LINUX
@@ -137,7 +138,8 @@ async def moved(unopened_books: Books, url: str, move: Callable[[], None]) -> Ca
     unopened_books.use_store_at(url)
     await unopened_books.open()
 
-    async def disturb(_: int, __: Callers) -> None:
+    async def disturb(_: int, callers: Callers) -> None:
+        await wait_until(lambda: len(callers.whole) >= 40)  # the first ones of each worker have no plan
         deadline = time.monotonic() + MOVES_S
         while True:
             await asyncio.sleep(0.5)
@@ -164,7 +166,9 @@ async def test_the_books_balance_after_sentinel_replaces_the_primary(
             if MOVES_S:
                 servers.mend()
 
-        await moved(unopened_books, servers.url, move)
+        callers = await moved(unopened_books, servers.url, move)
+        planned = callers.whole & unopened_books.planned()
+        assert min(planned) < callers.disturbed < max(planned)
 
 
 @pytest.mark.parametrize("how", ["in halves", "at once"] if MOVES_S else ["in halves"])
@@ -175,3 +179,4 @@ async def test_the_books_balance_after_an_accounts_slot_moves_to_another_master(
     with cluster(tmp_path) as servers:
         move = partial(servers.migrate_at_once, key) if how == "at once" else partial(servers.migrate, key, pause_s=0.2)
         await moved(unopened_books, servers.url, move)
+        assert not unopened_books.planned()

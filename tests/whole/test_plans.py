@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import pytest
 
 from gateway import AccountLimits, AccountStatus, Budgets, Exchange, Plan, PlanPart, Plugin, Reply
+from gateway.chain.loading import build
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
@@ -26,8 +27,7 @@ from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.usage_logger import UsageLogger
-from tests.fuzz.plans import compare, priced_models
-from tests.patience import PATIENCE_S
+from tests.fuzz import plans
 from tests.whole import raw
 from tests.whole.test_revocation_early import charge_of
 
@@ -38,19 +38,9 @@ LIMITS: Final = {"requests_per_minute": 100_000, "concurrent": 50}
 
 
 def document(base_url: str, chain: tuple[str, ...] = CHAIN, price: int = 1) -> str:
-    """Return a configuration of `priced_models`."""
-    channel = {"base_url": base_url, "api_key": "key-of-the-channel"}
+    """Return the configuration of the random requests with another chain."""
     uses = [{"use": name, "with": LIMITS} if name == "rate-limit" else {"use": name} for name in chain]
-    return json.dumps(
-        {
-            "channels": {"fake": channel, "other": channel},
-            "models": priced_models(price),
-            "aliases": {"alias": "words"},
-            "groups": {"default": {}, "vip": {"ratio": 3}},
-            "store": {"timeout": PATIENCE_S},
-            "plugins": uses,
-        }
-    )
+    return json.dumps(json.loads(plans.document(base_url, price)) | {"plugins": uses})
 
 
 @pytest.fixture
@@ -66,7 +56,7 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
 
 
 async def test_random_requests_are_the_same_by_plans_and_by_hooks(tmp_path: Path) -> None:
-    comparison = await compare(tmp_path, REQUESTS, SEED)
+    comparison = await plans.compare(tmp_path, REQUESTS, SEED)
     assert not comparison.differences, "\n".join(comparison.differences)
     assert comparison.requests == REQUESTS
     counts = comparison.counts
@@ -255,6 +245,17 @@ async def test_a_day_that_is_over_ends_a_plan_with_budgets(gateway: Running, mon
     monkeypatch.setattr(entry.plugin.calendar, "today", lambda: (0.0, 1.0))
     assert (await gateway.ask(token)).status == 200
     assert "Quota" in hooks
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+async def test_there_are_plans_unless_the_store_is_sharded(
+    gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    monkeypatch.setattr(gateway.store.client, "sharded", sharded)
+    chain = build(load(tmp_path / "gateway.yaml"))
+    await chain.start(gateway.gateway.services)
+    await chain.stop()
+    assert (chain.plans is None) == sharded
 
 
 async def test_plans_are_kept_up_to_a_bound(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
