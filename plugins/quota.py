@@ -223,7 +223,7 @@ class Quota(Plugin):
     def served(self, exchange: Exchange, hold: PlacedHold) -> Price:
         """Return the price of the service tier that the answer names, also where the request asked for none."""
         asked = hold.service_tier
-        told = exchange.calls[-1].service_tier if exchange.calls else exchange.answer_tier
+        told = exchange.attempts[-1].service_tier if exchange.attempts else exchange.answer_tier
         if not asked and (not told or told == "default"):
             return hold.price
         price = self.catalogue.price(exchange.model, exchange[Caller].group)
@@ -300,7 +300,7 @@ class QuotaPart(PlanPart):
         return self._wallet.to_hold(amount, floor, fingerprint)
 
     def read(self, exchange: Exchange, reply: Any) -> Awaitable[None] | None:
-        held = self._wallet.held(exchange.request_id, reply)
+        held = self._wallet.held(exchange.id, reply)
         return None if self._quota.note_held(exchange.facts[PlacedHold], held) else self._quota.refuse(exchange, held)
 
     def fill_end(self, exchange: Exchange) -> tuple[str, int, str] | None:
@@ -317,7 +317,7 @@ class QuotaPart(PlanPart):
             terms = {**terms, "capped_micros": cost}
         exchange.charge(self._quota, cost, terms, usage)
         kind: Literal["settle", "release"] = "settle" if cost or (usage.answers and hold.marks) else "release"
-        hold.settlement = Settlement(self._account, exchange.request_id, cost, kind, hold.marks)
+        hold.settlement = Settlement(self._account, exchange.id, cost, kind, hold.marks)
         return self._wallet.to_settle(hold.settlement)
 
     def read_end(self, exchange: Exchange, reply: Any) -> bool:
@@ -330,8 +330,7 @@ class QuotaPart(PlanPart):
 
     def _settled(self, exchange: Exchange, settled: Settled) -> bool:
         """Note what was charged. Return whether that is another amount than the cost."""
-        charge = exchange.charged
-        changed = settled.charged != (0 if charge is None else charge.micros)
+        changed = settled.charged != exchange.charge_micros
         if changed:
             exchange.charge(self._quota, settled.charged)
         self._quota.note_used(exchange, settled)

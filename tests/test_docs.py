@@ -40,7 +40,7 @@ MOST_WORDS = 22
 """Of a page's sentences, in the mean."""
 CORE_ALONE = {
     *("answer_tier", "answer_usage", "calls", "charged", "check_body", "drop_body"),
-    *("drop_values", "facts", "hooks", "kept", "notes", "on_stop"),
+    *("drop_values", "hooks", "kept", "notes", "on_stop"),
     *("request_id", "serve_by", "settle_pending", "stopped", "texts"),
 }
 """Of an exchange, what plugins have no use for."""

@@ -100,42 +100,11 @@ class Exchange:
     """
 
     __slots__ = (
-        *("answer_usage", "answer_tier", "calls", "charged"),
-        *(
-            "_body",
-            "_body_refusal",
-            "_on_body_dropped",
-            "outcome",
-            "_pending",
-            "_read_body",
-            "account",
-        ),
-        *("answered_by", "arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events"),
-        *(
-            "facts",
-            "first_byte",
-            "generation",
-            "group",
-            "hooks",
-            "kept",
-            "longest_gap_s",
-            "model",
-            "notes",
-            "on_stop",
-            "refused_by",
-        ),
-        *(
-            "request",
-            "request_id",
-            "requested_model",
-            "response_headers",
-            "started",
-            "status",
-            "stopped",
-            "texts",
-            "token_id",
-            "whole",
-        ),
+        *("_body", "_body_refusal", "_on_body_dropped", "_pending", "_read_body", "account", "answer_tier"),
+        *("answer_usage", "answered_by", "arrived_at", "bytes", "calls", "changed_by", "channel", "charged"),
+        *("check_body", "ended", "error", "events", "facts", "first_byte", "generation", "group", "hooks", "kept"),
+        *("longest_gap_s", "model", "notes", "on_stop", "outcome", "refused_by", "request", "request_id"),
+        *("requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id", "whole"),
     )
     id: str = read_only("request_id")
     """UUIDv7. The store, the log and the caller know the request by it, so it never changes."""
