@@ -69,7 +69,7 @@ _setting = os.environ.get("GATEWAY_CRASH_AT", "")
 point: Final[Callable[[str], object]] = _armed(_setting) if _setting else len
 """Mark that the process has reached a label."""
 
-on_event: Final[tuple[tuple[str, Callable[[Any, bytes], None]], ...]] = (
+on_event: Final[tuple[tuple[str, Callable[[Any, bytes], object]], ...]] = (
     (("crash point", lambda *_: point("stream.event")),) if _setting else ()
 )
 """Hooks that a relay calls before each write, as those of plugins, with a name. Empty without the variable."""

@@ -306,10 +306,10 @@ def check_texts(raw: bytes | bytearray, rules: BodyRules) -> Body | None:
     if ceiling is not None and not (1 <= ceiling <= rules.max_output_tokens and older in (None, ceiling)):
         return None
     messages, asked = top["messages"], body.stream_options
-    if escaped and (messages := bytes(messages)).find(b"\\") >= 0:
-        if messages.count(b'"content"') != count:
+    if escaped and (text := bytes(messages)).find(b"\\") >= 0:
+        if text.count(b'"content"') != count:
             return None  # of a field that comes twice, only the last one counts
-        escapes = messages.count(b"\\") - messages.count(rb"\\")
+        escapes = text.count(b"\\") - text.count(rb"\\")
     return Body(
         model,
         True,

@@ -54,7 +54,7 @@ def ordinary_head(data: bytes) -> tuple[int, str, bool] | None:
             wanted = _ORDINARY.get(name)
             if (wanted is not None and value.lower() != wanted) or (media_type and name == b"content-type"):
                 return None
-            chunks += size == 17
+            chunks += size == 17 and wanted is not None
             if name == b"content-type":
                 media_type = media_type_of(value)
             named = named or name in _IDS

@@ -378,7 +378,7 @@ class ResponseReader:
     def _takes_head(self, data: bytes) -> bool:
         """Take the head of an ordinary stream, and what follows it. Return false for any other data, which is parsed."""
         found = framing.ordinary_head(data)
-        if found is None:
+        if found is None or found[0] > MAX_HEAD:
             return False
         at, self._media_type, self.named = found
         text = data

@@ -48,9 +48,8 @@ NO_CREDENTIAL: Final = "no credential: each is spent or switched off"
 
 _HEALTHY: Final = Condition.HEALTHY
 """The name of a module is looked up faster than a member of an enum, and this is needed for each request."""
-_BOUNDS_MS: Final = tuple(
-    map(float, FIRST_EVENT_MS)
-)  # a float is compared with a whole number in ten times the instructions
+# A float is compared with a whole number in ten times the instructions.
+_BOUNDS_MS: Final = tuple(map(float, FIRST_EVENT_MS))
 RATE_LIMITED: Final = "upstream_rate_limited"
 SYNC_INTERVAL_S: Final = 0.5
 PROBES_LOOK_S: Final = 1.0

@@ -6,11 +6,15 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import httptools
 import pytest
 from aiohttp import ClientRequest, TCPConnector
 from aiohttp.connector import Connection
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gateway
+from gateway.proxy.framing import ordinary_head
 from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES, BUFFER, READ, SMALL_READ, UpstreamConnection
 from tests.fuzz.twins import Pooled, Queue
 
@@ -74,3 +78,83 @@ def test_a_long_read_waits_where_there_were_many_or_more_may_follow(*, size: int
     assert (connection.queued, b"".join(passed)) == (waits, b"" if waits else b"x" * size)
     connection._turns.run()
     assert b"".join(passed) == b"x" * size
+
+
+# A head that is read without the parser says what the parser reads of it.
+NAMES = (
+    *(
+        "Transfer-Encoding",
+        "transfer-encoding",
+        "x-ratelimit-limit",
+        "Content-Length",
+        "Content-Type",
+        "Content-Encoding",
+    ),
+    *(
+        "Connection",
+        "Trailer",
+        "Upgrade",
+        "X-Request-Id",
+        "request-id",
+        "Server",
+        "CF-RAY",
+        "x-1",
+        "a_b",
+        "bad name",
+        "",
+    ),
+)
+VALUES = (
+    *("chunked", "Chunked", "gzip, chunked", "identity", "keep-alive", "close", "0", "5", "websocket", "", " ", "\x80"),
+    *("text/event-stream", "Text/Event-Stream; charset=utf-8", "application/json", "req-1", "x\ty", "a\x7f", "a\x01"),
+)
+LINES = st.builds(
+    lambda name, colon, value, end: f"{name}{colon}{value}{end}".encode("latin-1"),
+    *(st.sampled_from(NAMES), st.sampled_from((": ", ":", ": ", ":  ", " : ", "")), st.sampled_from(VALUES)),
+    st.sampled_from(("\r\n",) * 9 + ("\n", " \r\n", "\r\n ")),
+)
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+STARTS = (b"HTTP/1.1 200 OK\r\n",) * 6 + (
+    b"HTTP/1.0 200 OK\r\n",
+    b"HTTP/1.1 200 \r\n",
+    b"HTTP/1.1 204 No\r\n",
+    b"HTTP/1.1 200 O\n",
+)
+
+
+class Parsed:
+    """An answer as the parser reads it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.headers: list[tuple[str, str]] = []
+        self.body, self.whole = b"", False
+        self.parser = httptools.HttpResponseParser(self)
+        self.parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.decode().lower(), value.decode("latin-1")))
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.whole = self.parser.should_keep_alive()
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.sampled_from(STARTS), st.lists(LINES, max_size=4), st.lists(LINES, max_size=2), st.booleans())
+def test_a_head_that_is_read_without_the_parser_says_the_same(
+    start: bytes, before: list[bytes], after: list[bytes], chunked: bool
+) -> None:
+    head = start + b"".join((*before, CHUNKED if chunked else b"", *after)) + b"\r\n"
+    found = ordinary_head(head)
+    if found is None:
+        assert chunked is False or before or after or start not in (STARTS[0], STARTS[-3])
+        return
+    parsed = Parsed(head + b"5\r\nhello\r\n0\r\n\r\n")
+    types = [value for name, value in parsed.headers if name == "content-type"]
+    ids = [value for name, value in parsed.headers if name in ("x-request-id", "request-id")]
+    assert (found[0], parsed.parser.get_status_code(), parsed.body, parsed.whole) == (len(head), 200, b"hello", True)
+    assert found[1] == (types[0].partition(";")[0].strip().lower() if types else "")
+    assert found[2] or not ids
+    assert not {"content-encoding", "content-length", "upgrade", "trailer"} & {name for name, _ in parsed.headers}

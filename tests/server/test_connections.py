@@ -21,7 +21,7 @@ from aiohttp.base_protocol import BaseProtocol
 
 import gateway.server.protocol as module
 from gateway.config.schema import Port
-from gateway.proxy.caller import _date_line
+from gateway.proxy.caller import render_head
 from gateway.proxy.scheduler import AddressTurns
 from gateway.server import protocol
 from gateway.server.connections import CONNECTION_BYTES, LARGE_HEAD, Connections, Slot, default_max_connections
@@ -503,8 +503,7 @@ def test_no_other_file_uses_attributes_of_aiohttps_base() -> None:
         assert not pattern.search(file.read_text()), file
 
 
-def test_the_date_is_in_http_format_and_formatted_once_a_second() -> None:
-    first = _date_line(784_111_777)
-    assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT"
-    assert _date_line(784_111_777) is first
-    assert _date_line(784_111_778) == "Date: Sun, 06 Nov 1994 08:49:38 GMT"
+def test_the_date_is_in_http_format_and_of_the_second_in_which_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for now, second in ((784_111_777.0, 37), (784_111_777.9, 37), (784_111_778.0, 38)):
+        monkeypatch.setattr("gateway.proxy.caller.now", lambda: now)  # noqa: B023
+        assert b"\r\nDate: Sun, 06 Nov 1994 08:49:%d GMT\r\n" % second in render_head(200, {}, "")
