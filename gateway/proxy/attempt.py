@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from aiohttp import ClientError
 
-from gateway.base.crash_points import on_event, point
+from gateway.base import crash_points
 from gateway.base.errors import Refused, unavailable
 from gateway.base.log import log
 from gateway.chain.chain import Chain
@@ -105,7 +105,7 @@ class UpstreamCall:
         Return None when the caller has a response, else why there is none. Raises `CallerGone`.
         """
         self.exchange.attempts.append(self.attempt)
-        point("upstream.before")
+        crash_points.point("upstream.before")
         name = self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         endpoint = pool.endpoint(channel, self.chain.generation, self.dialect)
@@ -189,7 +189,7 @@ class UpstreamCall:
             self.exchange.on_stop = relay.stop
             try:
                 upstream.send(self.message)
-                point("upstream.sent")
+                crash_points.point("upstream.sent")
                 return await self._answer(upstream, relay)
             except InvalidResponse:
                 return failure.invalid_response()
@@ -205,7 +205,7 @@ class UpstreamCall:
 
     def _relay(self, upstream: UpstreamConnection) -> Relay:
         exchange, channel, gathering = self.exchange, self.candidate.channel, self.gathering
-        named = () if gathering is not None else self.chain.on_chunk + on_event
+        named = () if gathering is not None else self.chain.on_chunk + crash_points.on_event
         deltas = self.chain.on_delta if gathering is None and self.wire.rewrites else ()
         hooks = ChunkHooks(exchange, named, deltas) if named or deltas else None
         events = self.wire.events(self.body, channel, gathered=gathering is not None, watched=hooks is not None)
@@ -258,7 +258,7 @@ class UpstreamCall:
             attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
         if not relay.begun:
             return await self._not_begun(upstream, relay, reason)
-        point("stream.ended")
+        crash_points.point("stream.ended")
         if self.gathering is not None:
             return finish_gathering(self, self.gathering, relay, reason)
         error = relay.events.error

@@ -22,8 +22,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.base import search
-from gateway.base.crash_points import point
+from gateway.base import crash_points, search
 from gateway.chat import sse
 from gateway.chat.answers import GatheredCompletion
 from gateway.chat.events import EventStream
@@ -237,7 +236,7 @@ class Relay:
     def on_head(self, upstream: UpstreamConnection) -> None:
         """Take the events of an upstream that begins to send some. Any other response is left to be read elsewhere."""
         if upstream.failure is None:
-            point("upstream.answered")
+            crash_points.point("upstream.answered")
             streams = SSE if self.translation is None else self.translation.streams
             if self.streamed and upstream.status == 200 and upstream.media_type in streams:
                 self.flow()
@@ -350,7 +349,7 @@ class Relay:
         self._caller.begin(head, first)
         exchange.bytes += len(first)
         exchange.events = events.events
-        point("stream.begun")
+        crash_points.point("stream.begun")
         if events.concluded:
             self._conclude()
 
