@@ -3,7 +3,7 @@ cimport cython
 from gateway.base cimport search
 from gateway.base.search cimport Text
 
-cdef bytes _DIGITS
+cdef bytes _DIGITS, _STATUS
 
 @cython.locals(begin=Py_ssize_t, digit=Py_ssize_t, digits=Text, text=Text, size=Py_ssize_t, pieces=list)
 cpdef bytes whole_chunks(bytes data, Py_ssize_t at=*, Py_ssize_t end=*)

@@ -13,10 +13,12 @@ from gateway.base import search
 
 _DIGITS: Final = bytes(["0123456789abcdef".find(chr(code)) % 17 for code in range(256)])
 """The digits of a chunk's size, as most servers write it, and 16 for all else."""
+_STATUS: Final = b"HTTP/1.1 200 "
 _IDS: Final = (b"x-request-id", b"request-id")
 _ORDINARY: Final = {
     b"transfer-encoding": b"chunked",
     b"connection": b"keep-alive",
+    b"proxy-connection": b"keep-alive",
     **dict.fromkeys((b"content-length", b"content-encoding", b"trailer", b"upgrade"), b""),
 }
 """What these headers say of an ordinary stream, if they are there; most of them are not."""
@@ -36,9 +38,14 @@ def ordinary_head(data: bytes) -> tuple[int, str, bool] | None:
     a connection that is kept.
     """
     end, text = search.find(data, b"\r\n\r\n", 0, len(data)) + 2, data
-    at, chunks, media_type, named = search.find(data, b"\n", 0, len(data)) + 1, 0, "", False
-    if end < 2 or not (data.startswith(b"HTTP/1.1 200 ") and text[at - 2] == 0x0D):
+    at, chunks, media_type, named = len(_STATUS), 0, "", False
+    if end < 2 or not data.startswith(_STATUS):
         return None
+    while 0x20 <= text[at] < 0x7F:
+        at += 1
+    if text[at] != 0x0D or text[at + 1] != 0x0A:
+        return None
+    at += 2
     while at < end:
         start = at
         while 0x61 <= (text[at] | 0x20) <= 0x7A or text[at] == 0x2D:

@@ -431,6 +431,10 @@ class ResponseReader:
 
     # Called by the parser.
 
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self._refuse_surplus()  # also of a part of a head, which the parser would keep for the next answer
+
     def on_chunk_header(self) -> None:
         self._in_chunk = True
 
@@ -451,8 +455,7 @@ class ResponseReader:
         if self._by_hand:
             return
         if self.ended:
-            self._refuse_surplus()  # a second response to one request
-            return
+            return  # a second response to one request
         if status < 200:
             if status == 101:
                 raise InvalidResponse("switching protocols was not requested")
