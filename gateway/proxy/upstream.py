@@ -383,8 +383,7 @@ class ResponseReader:
         at, self._media_type, self.named = found
         text = data
         self._by_hand, self._head = True, text[:at]
-        self.status, self.framed, self._in_chunk, self._line_ended = 200, True, False, True
-        self._state = _BODY
+        self._state, self.status, self.framed, self._in_chunk, self._line_ended = _BODY, 200, True, False, True
         self._report_head()
         if at < len(data) and not self._takes_chunks(data, at):
             self._parse(data[at:])
@@ -432,8 +431,8 @@ class ResponseReader:
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if self.ended:
-            self._refuse_surplus()  # also of a part of a head, which the parser would keep for the next answer
+        if self.ended:  # also where it is a part of a head, which the parser would keep for the next answer
+            self._refuse_surplus()
 
     def on_chunk_header(self) -> None:
         self._in_chunk = True
@@ -452,10 +451,8 @@ class ResponseReader:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._by_hand:
+        if self._by_hand or self.ended:
             return
-        if self.ended:
-            return  # a second response to one request
         if status < 200:
             if status == 101:
                 raise InvalidResponse("switching protocols was not requested")

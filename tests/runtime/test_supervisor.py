@@ -529,7 +529,7 @@ async def test_it_repeats_until_its_exit(store: Store, client: Client) -> None:
     async with Maintenance(store), asyncio.timeout(PATIENCE_S):
         while await balance_and_held(client) != (93, 0):
             await asyncio.sleep(0.01)
-    of_connections = {task for task in asyncio.all_tasks() if "Connection._run" in repr(task.get_coro())}
+    of_connections = {task for task in asyncio.all_tasks() if task.get_name() == "gateway: connection to the store"}
     assert asyncio.all_tasks() - of_connections == {asyncio.current_task()}
 
 
