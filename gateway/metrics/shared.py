@@ -11,15 +11,14 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import msgspec
 
 from gateway.base.log import log
-from gateway.metrics.series import histogram_width
+from gateway.metrics.series import Numbers, histogram_width
 
 Key = tuple[str, ...]
-Numbers: TypeAlias = "memoryview[float]"
 
 SIZE: Final = 1024 * 1024
 """Bytes for all keys and numbers of one process; pages that are not written use no memory."""
