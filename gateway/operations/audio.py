@@ -7,7 +7,7 @@ the file (`seconds_of`), whatever the answer tells, so that nobody chooses by a 
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from math import ceil
 from typing import ClassVar, Final
@@ -42,6 +42,7 @@ FRAMES: Final = 2000
 SILENCE: Final = struct.pack(
     "<4sI4s4sIHHIIHH4sI1600x", b"RIFF", 1636, b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16, b"data", 1600
 )
+"""A tenth of a second of it."""
 
 SPEECH: Final = FieldNames(
     ("model", "input", "instructions", "voice", "stream", "stream_format"),
@@ -109,10 +110,7 @@ class SpeechFormat(WireFormat):
     generates = False
     accept = "*/*"
     media: ClassVar[tuple[str, ...]] = ("audio/", "application/octet-stream")
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for one word."""
-        return {"model": model, "input": "Hello", "voice": "alloy"}
+    tried: ClassVar[Mapping[str, object]] = {"input": "Hello", "voice": "alloy"}
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
@@ -148,10 +146,7 @@ class TranscriptionsFormat(SpeechFormat):
     unit = "second"
     accepts = FORM
     media = ("application/json", "text/", "application/x-subrip")
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for what is said in a tenth of a second of silence."""
-        return {"model": model, "file": SILENCE}
+    tried: ClassVar[Mapping[str, object]] = {"file": SILENCE}
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked form. Raises `Refused`."""

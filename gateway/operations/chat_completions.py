@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final
+from collections.abc import Generator, Mapping
+from typing import ClassVar, Final
 
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream, WatchedEvents
@@ -21,11 +21,11 @@ class ChatFormat(WireFormat):
     answer = "a chat completion"
     gathers = True
     rewrites = True
+    tried: ClassVar[Mapping[str, object]] = {"messages": [{"role": "user", "content": "Say hello"}], "stream": True}
 
     def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
         """Return a request for a short stream."""
-        messages = [{"role": "user", "content": "Say hello"}]
-        return {"model": model, "messages": messages, "stream": True, ceiling_field: SAMPLE_TOKENS}
+        return {**super().sample(model, ceiling_field), ceiling_field: SAMPLE_TOKENS}
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""

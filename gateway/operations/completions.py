@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final
+from collections.abc import Generator, Mapping
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -22,10 +22,9 @@ from gateway.chat.request import (
 )
 from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.channel import Channel
-from gateway.operations.chat_completions import ChatFormat
 from gateway.operations.input_only import count_texts
 from gateway.operations.typed_events import NULL, part, text_size
-from gateway.operations.wire_format import CheckedBody, JsonAnswer
+from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
 
 DEFAULT_CEILING: Final = 16
 """The most tokens of an answer without `max_tokens`, as OpenAI's API has it. Other upstreams would go on without end."""
@@ -69,16 +68,13 @@ class CompletionAnswer(JsonAnswer, frozen=True):
         return -(-sum(text_size(each.text) for each in texts) // BYTES_PER_TOKEN)
 
 
-class CompletionsFormat(ChatFormat):
+class CompletionsFormat(WireFormat):
     """The wire format of `POST /v1/completions`."""
 
     path = "/completions"
     answer = "a completion"
-    gathers = False
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for a short stream."""
-        return {"model": model, "prompt": "Hello", "stream": True, "max_tokens": DEFAULT_CEILING}
+    rewrites = True
+    tried: ClassVar[Mapping[str, object]] = {"prompt": "Hello", "stream": True, "max_tokens": DEFAULT_CEILING}
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
@@ -118,4 +114,4 @@ class CompletionsFormat(ChatFormat):
     def read(self, text: bytes) -> Response | None:
         """Return a completion. Raises `ValueError` for what is no JSON."""
         answer = CompletionAnswer.of(text, "choices")
-        return answer if answer is None or answer.top.get("error", NULL) == NULL else super().read(text)
+        return answer if answer is None or answer.top.get("error", NULL) == NULL else Response.read(text)

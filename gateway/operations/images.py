@@ -6,12 +6,11 @@ dearest that it can get. Pictures have megabytes: they are counted, and not deco
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
 from gateway.chat.prompt import PromptBound
@@ -21,7 +20,7 @@ from gateway.config.channel import Channel
 from gateway.operations.form import FORM, MultipartBody, MultipartForm
 from gateway.operations.typed_events import NULL
 from gateway.operations.unit_events import UnitEvents
-from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
+from gateway.operations.wire_format import LIST, CheckedBody, JsonAnswer, WireFormat
 
 MOST_IMAGES: Final = 10
 """As many as OpenAI makes at once."""
@@ -75,10 +74,8 @@ class ImagesFormat(WireFormat):
     answer = "a list of pictures"
     unit = "image"
     generates = False
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for one picture."""
-        return {"model": model, "prompt": "A dot", "n": 1}
+    tried: ClassVar[Mapping[str, object]] = {"prompt": "A dot", "n": 1}
+    reads = ImagesAnswer, "data", LIST
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
@@ -101,20 +98,13 @@ class ImagesFormat(WireFormat):
         """Return the parser of an answer's events."""
         return UnitEvents(body.units)
 
-    def read(self, text: bytes) -> Response | None:
-        """Return the pictures. Raises `ValueError` for what is no JSON."""
-        return ImagesAnswer.of(text, "data")
-
 
 class ImageEditsFormat(ImagesFormat):
     """The wire format of `POST /v1/images/edits`: a form with pictures, each as a file."""
 
     path = "/images/edits"
     accepts = FORM
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request to change a picture of one pixel."""
-        return {**super().sample(model, ceiling_field), "image": PIXEL}
+    tried: ClassVar[Mapping[str, object]] = {**ImagesFormat.tried, "image": PIXEL}
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked form. Raises `Refused`."""

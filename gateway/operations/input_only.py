@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import ClassVar, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from gateway.chat.prompt import PIECE, PromptBound
 from gateway.chat.request import Body, BodyRules, check_model, invalid_field, parse_top
 from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
 from gateway.config.channel import Channel
-from gateway.operations.wire_format import CheckedBody, JsonAnswer, TokenCount, WireFormat
+from gateway.operations.wire_format import LIST, CheckedBody, JsonAnswer, Reads, TokenCount, WireFormat
 
 OF_TOKEN_IDS: Final = b"[]0123456789, \t\r\n"
 """The bytes of arrays of token ids."""
@@ -88,15 +88,16 @@ class InputAnswer(JsonAnswer, frozen=True):
 
 
 class InputOnly(WireFormat):
-    """The wire format of such an operation. `fields`: the names of its bodies. `texts`: those with texts. `result`: the list
-    that its answers have. `billed`: by the tokens of its input, and not by the request alone.
+    """The wire format of such an operation. `fields`: the names of its bodies. `texts`: those with texts. `billed`:
+    by the tokens of its input, and not by the request alone.
     """
 
     fields: ClassVar[FieldNames]
-    result: ClassVar[str] = "results"
     texts: ClassVar[tuple[str, ...]] = ("input",)
     billed: ClassVar[bool] = True
     generates = False
+    tried: ClassVar[Mapping[str, object]] = {"input": "hello"}
+    reads: ClassVar[Reads] = (InputAnswer, "results", LIST)
 
     @abstractmethod
     def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
@@ -151,27 +152,19 @@ class InputOnly(WireFormat):
         """Return a parser that is never fed: no stream is asked for, and none is accepted."""
         return EventStream(drop_usage=False)
 
-    def read(self, text: bytes) -> Response | None:
-        """Return an answer. Raises `ValueError` for what is no JSON."""
-        return (InputAnswer if self.billed else TokenCount).of(text, self.result)
-
 
 class EmbeddingsFormat(InputOnly):
     """The wire format of `POST /v1/embeddings`: texts become vectors."""
 
     path = "/embeddings"
     answer = "a list of embeddings"
-    result = "data"
+    reads = InputAnswer, "data", LIST
     fields = FieldNames(
         ("model", "input"),
         ("dimensions", "encoding_format", "user", "input_type", "truncate", "truncation", "truncate_dim", "task"),
         {**REMEDIES, **dict.fromkeys(OTHER_TEXTS, "send the texts as 'input'")},
         UNPRICED | {"service_tier"},
     )
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for one short text."""
-        return {"model": model, "input": "hello"}
 
     def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
         """Return the most tokens of texts or token ids. Raises `Refused`."""
@@ -185,6 +178,7 @@ class RerankFormat(InputOnly):
     path = "/rerank"
     answer = "a list of results"
     texts = ("query", "documents")
+    tried: ClassVar[Mapping[str, object]] = {"query": "hello", "documents": ["hello"]}
     fields = FieldNames(
         ("model", "query", "documents"),
         ("top_n", "top_k", "return_documents", "truncation", "max_chunks_per_doc", "max_tokens_per_doc", "user"),
@@ -194,10 +188,6 @@ class RerankFormat(InputOnly):
         },
         UNPRICED | {"service_tier"},
     )
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for one short document."""
-        return {"model": model, "query": "hello", "documents": ["hello"]}
 
     def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
         """Return the most tokens: the query is read with each document. Raises `Refused`."""
@@ -225,16 +215,13 @@ class ModerationsFormat(InputOnly):
     path = "/moderations"
     answer = "a list of results"
     billed = False
+    reads = TokenCount, "results", LIST
     fields = FieldNames(
         ("model", "input"),
         ("user",),
         {**REMEDIES, **dict.fromkeys(OTHER_TEXTS, "send the texts as 'input'")},
         UNPRICED | {"service_tier"},
     )
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for one short text."""
-        return {"model": model, "input": "hello"}
 
     def check_input(self, top: dict[str, msgspec.Raw], size: int, more: int) -> int:
         """Return 0: tokens are not billed. Raises `Refused`."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from gateway.base.errors import Refused, render
-from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names, unpriced
 from gateway.chat.prompt import ABSENT, MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, TOOLS_ALLOWANCE, WINDOW, rewritten
@@ -34,7 +33,7 @@ from gateway.config.channel import Channel, CredentialPlace
 from gateway.operations.message_events import MessageEvents, WatchedMessageEvents, message_counts
 from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, USE_ONE, Parts, check_each, check_keys
 from gateway.operations.typed_events import NULL, part
-from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
+from gateway.operations.wire_format import DIGITS, LIST, CheckedBody, Errors, JsonAnswer, Reads, TokenCount, WireFormat
 
 VERSION: Final = "anthropic-version"
 DEFAULT_VERSION: Final = "2023-06-01"
@@ -205,11 +204,12 @@ class MessagesFormat(WireFormat):
     auth = CredentialPlace("header", "x-api-key")
     id_header = "request-id"
     needs_ceiling = True
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for a short stream."""
-        messages = [{"role": "user", "content": "Say hello"}]
-        return {"model": model, "messages": messages, "stream": True, "max_tokens": 16}
+    tried: ClassVar[Mapping[str, object]] = {
+        "messages": [{"role": "user", "content": "Say hello"}],
+        "stream": True,
+        "max_tokens": 16,
+    }
+    reads: ClassVar[Reads] = MessageAnswer, "content", LIST
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
@@ -278,10 +278,6 @@ class MessagesFormat(WireFormat):
         """Return the parser of an answer's events. Nothing of it is dropped."""
         return WatchedMessageEvents() if watched else MessageEvents()
 
-    def read(self, text: bytes) -> Response | None:
-        """Return a message. Raises `ValueError` for what is no JSON."""
-        return MessageAnswer.of(text, "content")
-
     def lines(self, headers: Mapping[str, str], channel: Channel) -> str:
         """Return the lines of all `anthropic-*` headers: what a body may say depends on them. Those of the channel come first."""
         own = {name.lower() for name in channel.headers}
@@ -305,14 +301,8 @@ class MessageTokensFormat(MessagesFormat):
     generates = False
     free = True
     needs_ceiling = False
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for the tokens of one word."""
-        return {"model": model, "messages": [{"role": "user", "content": "hello"}]}
-
-    def read(self, text: bytes) -> Response | None:
-        """Return the answer. Raises `ValueError` for what is no JSON."""
-        return TokenCount.of(text, "input_tokens", DIGITS)
+    tried: ClassVar[Mapping[str, object]] = {"messages": [{"role": "user", "content": "hello"}]}
+    reads = TokenCount, "input_tokens", DIGITS
 
 
 class MessageErrors(Errors):

@@ -8,8 +8,8 @@ and so are tools that the upstream runs, and bills, and items of types that are 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
-from typing import Any, Final
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -43,7 +43,7 @@ from gateway.operations.kept import TRUNCATION
 from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, USE_ONE, Parts, check_each, check_keys
 from gateway.operations.response_events import ITEMS, ResponseEvents, WatchedResponseEvents, item_ids
 from gateway.operations.typed_events import NULL
-from gateway.operations.wire_format import DIGITS, CheckedBody, Errors, JsonAnswer, TokenCount, WireFormat
+from gateway.operations.wire_format import DIGITS, LIST, CheckedBody, Errors, JsonAnswer, Reads, TokenCount, WireFormat
 
 LEAST_CEILING: Final = 16
 USE_CEILING: Final = "use 'max_output_tokens'"
@@ -176,16 +176,11 @@ class ResponsesFormat(WireFormat):
     answer = "a response"
     streams = True
     keeps = True
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for a short stream."""
-        return {
-            "model": model,
-            "input": "Say hello",
-            "stream": True,
-            "max_output_tokens": LEAST_CEILING,
-            "store": False,
-        }
+    tried: ClassVar[Mapping[str, object]] = {
+        **{"input": "Say hello", "stream": True},
+        **{"max_output_tokens": LEAST_CEILING, "store": False},
+    }
+    reads: ClassVar[Reads] = WholeResponse, "output", LIST
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body. Raises `Refused`."""
@@ -238,10 +233,6 @@ class ResponsesFormat(WireFormat):
         """Return the parser of an answer's events. Nothing of it is dropped."""
         return WatchedResponseEvents() if watched else ResponseEvents()
 
-    def read(self, text: bytes) -> Response | None:
-        """Return a response. Raises `ValueError` for what is no JSON."""
-        return WholeResponse.of(text, "output")
-
     def item_ids(self, answer: EventStream | Response) -> Sequence[str]:
         """Return the ids of the items of a response."""
         if isinstance(answer, WholeResponse):
@@ -255,10 +246,7 @@ class CompactFormat(ResponsesFormat):
     path = "/responses/compact"
     answer = "a summary of a conversation"
     streams = False
-
-    def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
-        """Return a request for the summary of one word."""
-        return {"model": model, "input": "hello"}
+    tried: ClassVar[Mapping[str, object]] = {"input": "hello"}
 
 
 class InputTokensFormat(CompactFormat):
@@ -268,10 +256,7 @@ class InputTokensFormat(CompactFormat):
     answer = "a number of tokens"
     generates = False
     free = True
-
-    def read(self, text: bytes) -> Response | None:
-        """Return the answer. Raises `ValueError` for what is no JSON."""
-        return TokenCount.of(text, "input_tokens", DIGITS)
+    reads = TokenCount, "input_tokens", DIGITS
 
 
 class StoredResponse(WireFormat):

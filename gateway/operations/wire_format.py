@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Collection, Generator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ from gateway.config.channel import BEARER, Channel, CredentialPlace
 
 JSON: Final = "application/json"
 DIGITS: Final = b"0123456789"
+LIST: Final = b"["
 
 _top = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -89,7 +90,7 @@ class JsonAnswer(Response, frozen=True):
     top: Mapping[str, msgspec.Raw] = {}
 
     @classmethod
-    def of(cls, text: bytes, result: str, begins: bytes = b"[") -> Self | None:
+    def of(cls, text: bytes, result: str, begins: bytes = LIST) -> Self | None:
         """Return the answer, whose field `result` begins so; None for JSON that is none. Raises `ValueError` for no JSON."""
         facts = text.removeprefix(BOM_UTF8)
         try:
@@ -123,6 +124,10 @@ def _text_bytes(value: Any, names: Collection[str]) -> int:
     return size + sum(_text_bytes(each, names) for each in value.values())
 
 
+Reads: TypeAlias = tuple[type[JsonAnswer], str, bytes]
+"""The type of an answer, the field that it has, and how that begins."""
+
+
 class TokenCount(JsonAnswer, frozen=True):
     """The answer to a question for the tokens of a prompt. It costs nothing."""
 
@@ -144,11 +149,14 @@ class WireFormat:
     request id; empty for none. `generates`: answers have texts of a model. `free`: nothing is billed. `gathers`: an answer can be
     gathered from a stream, and translated from another dialect. `rewrites`: plugins may change the texts of answers. `unit`: what
     is billed in place of tokens. `accepts`: the type of bodies. `accept`: the types of answers that are no stream, and `media` how
-    these begin. `keeps`: a request may name what an upstream keeps. `method` and `query`: of requests to upstreams.
+    these begin. `keeps`: a request may name what an upstream keeps. `method` and `query`: of requests to upstreams. `tried`: the
+    fields of a small request. `reads`: how an answer is read that is no stream.
     """
 
     path: str
     answer: ClassVar[str]
+    tried: ClassVar[Mapping[str, object]]
+    reads: ClassVar[Reads]
     auth: ClassVar[CredentialPlace] = BEARER
     id_header: ClassVar[str] = ""
     generates: ClassVar[bool] = True
@@ -165,7 +173,7 @@ class WireFormat:
 
     def sample(self, model: str, ceiling_field: str) -> dict[str, object]:
         """Return a small request by which a channel is tried."""
-        raise NotImplementedError
+        return {"model": model, **self.tried}
 
     def check(self, raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
         """Return the checked body, with a pause after each part that may take more than a millisecond. Raises `Refused`."""
@@ -181,7 +189,8 @@ class WireFormat:
 
     def read(self, text: bytes) -> Response | None:
         """Return an answer that is not a stream; None for JSON that is none. Raises `ValueError` for what is no JSON."""
-        raise NotImplementedError
+        kind, name, begins = self.reads
+        return kind.of(text, name, begins)
 
     def item_ids(self, answer: EventStream | Response) -> Sequence[str]:
         """Return the ids of the items of an answer that may be named later."""

@@ -61,7 +61,7 @@ PNG = base64.b64encode(bytes(30_000)).decode()
 def body(wire: WireFormat, fields: dict[str, Any] | bytes, **rules: Any) -> Body:
     if isinstance(fields, dict):
         fields = written(fields) if wire.accepts == FORM else json.dumps(fields).encode()
-    return checked(wire.check(fields, BodyRules(**rules)))
+    return wire.check_texts(fields, BodyRules(**rules)) or checked(wire.check(fields, BodyRules(**rules)))
 
 
 def image(source: dict[str, Any], kind: str = "image") -> list[dict[str, Any]]:
@@ -360,6 +360,7 @@ def test_each_prompt_of_a_completion_has_answers_of_its_own(
         (CompletionsFormat(), {"prompt": "a", "n": 17}, "n"),
         (CompletionsFormat(), {"prompt": "a", "best_of": 17}, "best_of"),
         (CompletionsFormat(), {"prompt": "a", "messages": []}, "messages"),
+        (CompletionsFormat(), {"messages": [{"role": "user", "content": "a"}], "stream": True}, "messages"),
         (CompletionsFormat(), {"prompt": "a", "n_predict": 9}, "n_predict"),
         (RerankFormat(), {"documents": ["a"]}, "query"),
         (RerankFormat(), {"query": "a", "documents": []}, "documents"),
