@@ -10,7 +10,7 @@ import msgspec
 from gateway.chat.events import WatchedEvents
 from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, MAX_COUNT, MAX_KEPT, Counts, read_counts
-from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, decoded, part, text_size
+from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, part, text_size
 
 TEXTS: Final = ("text", "thinking", "partial_json")
 MOST_FIELDS: Final = 64
@@ -36,8 +36,6 @@ class _Event(TypedEvent):
     usage: msgspec.Raw = NULL
 
 
-NO_EVENT: Final = _Event()
-_event = msgspec.json.Decoder(_Event)
 _message = msgspec.json.Decoder(_Message)
 _delta = msgspec.json.Decoder(_Delta)
 _usage = msgspec.json.Decoder(dict[str, Any])
@@ -47,12 +45,8 @@ class MessageEvents(TypedEvents):
     """The event stream of one message."""
 
     __slots__ = ()
-
-    def _read(self, name: bytes, data: bytes) -> _Event:
-        return decoded(_event, name, data, NO_EVENT)
-
-    def _is_end(self, said: _Event) -> bool:
-        return said.type == "message_stop"
+    said = msgspec.json.Decoder(_Event)
+    ends = frozenset(("message_stop",))
 
     def _begins(self, said: _Event) -> bool:
         return said.type != "ping"
@@ -71,7 +65,7 @@ class MessageEvents(TypedEvents):
                 self._finished_choices = FINISHED
         if usage := part(_usage, said.usage if message is None else message.usage):
             self._note_usage(usage, begins=message is not None)
-        self.done = self.done or self._is_end(said) or (data == b"[DONE]" and self.finished)
+        self.done = self.done or said.type in self.ends or (data == b"[DONE]" and self.finished)
         self.concluded = self.done or (self.finished and self.usage.final)
 
     def _note_usage(self, usage: dict[str, Any], *, begins: bool) -> None:

@@ -12,9 +12,8 @@ import msgspec
 from gateway.chat.events import WatchedEvents
 from gateway.chat.sse import id_text
 from gateway.chat.usage import BYTES_PER_TOKEN, MAX_COUNT, read_counts
-from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, decoded, part, text_size
+from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, part, text_size
 
-ENDS: Final = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 NO_TEXT: Final = ("response.audio.delta",)
 """Deltas in base64."""
 ADDED: Final = "response.output_item.added"
@@ -42,8 +41,6 @@ class _Event(TypedEvent):
     sequence_number: msgspec.Raw = NULL
 
 
-NO_EVENT: Final = _Event()
-_event = msgspec.json.Decoder(_Event)
 _response = msgspec.json.Decoder(_Response)
 _item = msgspec.json.Decoder(_WithId)
 _items = msgspec.json.Decoder(list[_WithId])
@@ -54,13 +51,9 @@ class ResponseEvents(TypedEvents):
     """The event stream of one response."""
 
     __slots__ = ()
+    said = msgspec.json.Decoder(_Event)
+    ends = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
     failures = frozenset(("error", "response.failed"))
-
-    def _read(self, name: bytes, data: bytes) -> _Event:
-        return decoded(_event, name, data, NO_EVENT)
-
-    def _is_end(self, said: _Event) -> bool:
-        return said.type in ENDS
 
     def _note(self, said: _Event, data: bytes) -> None:
         if (number := part(_number, said.sequence_number)) is not None:
@@ -69,7 +62,7 @@ class ResponseEvents(TypedEvents):
             self.output.add_unread(max(size, BYTES_PER_TOKEN))
         if said.type == ADDED and (item := part(_item, said.item)) is not None:
             self.told[ITEMS] = (*self.told.get(ITEMS, ()), *ids_of([item]))[:MOST_ITEMS]
-        response, ends = part(_response, said.response), self._is_end(said)
+        response, ends = part(_response, said.response), said.type in self.ends
         if ends:
             self._finished_choices = FINISHED
             if response is not None and ITEMS not in self.told:

@@ -12,7 +12,6 @@ from gateway.chat.sse import LongEvent, parse_event
 
 FINISHED: Final = frozenset((b"0",))
 NULL: Final = msgspec.Raw(b"null")
-Said = TypeVar("Said", bound="TypedEvent")
 Value = TypeVar("Value")
 
 _text = msgspec.json.Decoder(str)
@@ -26,26 +25,32 @@ class TypedEvent(msgspec.Struct):
 
 
 class TypedEvents(EventStream):
-    """The event stream of one answer. `failures`: types of events that are errors."""
+    """The event stream of one answer. `said`: decodes what an event says. `ends`: types of events that nothing follows; `failures`:
+    of those that are errors.
+    """
 
     __slots__ = ()
     singly: ClassVar[bool] = True
+    said: ClassVar[msgspec.json.Decoder[Any]]
+    ends: ClassVar[frozenset[str]]
     failures: ClassVar[frozenset[str]] = frozenset(("error",))
 
     def __init__(self, *, drop_usage: bool = False, **options: Any) -> None:
         super().__init__(drop_usage=drop_usage, **options)
 
     @abstractmethod
-    def _read(self, name: bytes, data: bytes) -> Any:
-        """Return what an event says."""
-
-    @abstractmethod
     def _note(self, said: Any, data: bytes) -> None:
         """Note texts, usage and the end."""
 
-    @abstractmethod
-    def _is_end(self, said: Any) -> bool:
-        """Return whether nothing follows an event."""
+    def _read(self, name: bytes, data: bytes) -> Any:
+        """Return what an event says. Some servers leave its name out, so that its type counts; an error may have neither."""
+        try:
+            said = self.said.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            said = self.said.type()
+        if not said.type and (name == b"error" or said.error != NULL):
+            said.type = "error"
+        return said
 
     def _begins(self, said: Any) -> bool:
         """Return whether the answer has begun with an event."""
@@ -76,13 +81,13 @@ class TypedEvents(EventStream):
         return event
 
     def _note_unfinished(self, rest: bytes) -> None:
-        self.done = self.done or self._is_end(self._read(*parse_event(rest)))
+        self.done = self.done or self._read(*parse_event(rest)).type in self.ends
 
     def _read_overlong(self, event: LongEvent) -> None:
         name, data = parse_event(event.kept)
         said = self._read(name, data)
         # An event that ends an answer repeats what was counted.
-        self.output.add_unread((0 if self._is_end(said) else event.text_bytes) - event.size)
+        self.output.add_unread((0 if said.type in self.ends else event.text_bytes) - event.size)
         if said.type not in self.failures:
             self._note(said, data)
 
@@ -98,13 +103,3 @@ def part(decoder: msgspec.json.Decoder[Value], raw: msgspec.Raw) -> Value | None
 def text_size(raw: msgspec.Raw) -> int:
     """Return the bytes of a text; 0 for what is none."""
     return len((part(_text, raw) or "").encode("utf-8", "surrogatepass"))
-
-
-def decoded(decoder: msgspec.json.Decoder[Said], name: bytes, data: bytes, nothing: Said) -> Said:
-    """Return what an event says. Some servers leave its name out, so that its type counts; an error may have neither."""
-    try:
-        said = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = nothing
-    is_error = not said.type and (name == b"error" or said.error != NULL)
-    return msgspec.structs.replace(said, type="error") if is_error else said

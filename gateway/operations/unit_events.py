@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from gateway.chat.usage import read_counts
-from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents, decoded
-
-PICTURES: Final = frozenset(("image_generation.completed", "image_edit.completed"))
-ENDS: Final = PICTURES | {"speech.audio.done", "transcript.text.done"}
+from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEvents
 
 
 class _Event(TypedEvent):
     usage: msgspec.Raw = NULL
-
-
-NO_EVENT: Final = _Event()
-_event = msgspec.json.Decoder(_Event)
 
 
 class UnitEvents(TypedEvents):
@@ -28,20 +19,18 @@ class UnitEvents(TypedEvents):
     """
 
     __slots__ = ("_left", "_pictures")
+    said = msgspec.json.Decoder(_Event)
+    ends = frozenset(
+        ("image_generation.completed", "image_edit.completed", "speech.audio.done", "transcript.text.done")
+    )
 
     def __init__(self, pictures: int = 0) -> None:
         super().__init__()
         self._pictures = pictures
         self._left = pictures or 1
 
-    def _read(self, name: bytes, data: bytes) -> _Event:
-        return decoded(_event, name, data, NO_EVENT)
-
-    def _is_end(self, said: _Event) -> bool:
-        return said.type in ENDS
-
     def _note(self, said: _Event, data: bytes) -> None:
-        if not self._is_end(said):
+        if said.type not in self.ends:
             return
         self._left -= 1
         self.done = self.concluded = self._left <= 0
