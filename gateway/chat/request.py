@@ -140,20 +140,20 @@ class Body(msgspec.Struct, frozen=True):
     """A body that passed `check`. `max_tokens` is the caller's limit for each of `n` choices, if any."""
 
     model: str
-    stream: bool
-    max_tokens: int | None
-    n: int
-    asked_usage: bool
+    stream: bool = False
+    max_tokens: int | None = None
+    n: int = 0
+    asked_usage: bool = False
     """The caller requested the usage chunk (`stream_options.include_usage`)."""
-    size: int
+    size: int = 0
     """Bytes of the body as received."""
-    messages: int
+    messages: int = 0
     """The number of messages."""
-    prompt_tokens_estimate: int
+    prompt_tokens_estimate: int = 0
     """An estimate of the input tokens: four bytes of the body a token, an encoded part at most 1,105."""
-    prompt_bound: PromptBound
-    _stream_options: dict[str, msgspec.Raw]
-    _top: dict[str, msgspec.Raw]
+    prompt_bound: PromptBound = PromptBound(0)
+    _stream_options: dict[str, msgspec.Raw] = {}
+    _top: dict[str, msgspec.Raw] = {}
     service_tier: str = ""
     """What the caller asked for, such as `priority` or `auto`; empty for the default."""
     unit: str = ""

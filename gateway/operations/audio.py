@@ -19,12 +19,9 @@ from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
 from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top
-from gateway.chat.usage import ReportedUsage, read_counts
 from gateway.config.channel import Channel
 from gateway.operations.form import FORM, MultipartBody, MultipartForm
-from gateway.operations.images import billed_by
 from gateway.operations.input_only import OTHER_TEXTS
-from gateway.operations.typed_events import NULL
 from gateway.operations.unit_events import UnitEvents
 from gateway.operations.wire_format import CheckedBody, JsonAnswer, WireFormat
 
@@ -67,40 +64,6 @@ _text = msgspec.json.Decoder(str | None)
 _boolean = msgspec.json.Decoder(bool | None)
 
 
-class Sound(Response, frozen=True):
-    """An answer that is no JSON: a sound, or a text. Nothing of it is read."""
-
-    @property
-    def usage(self) -> ReportedUsage:
-        """No usage: the request says what it costs."""
-        return ReportedUsage()
-
-    @property
-    def completion_id(self) -> str:
-        """No id."""
-        return ""
-
-    def estimate_output(self) -> int:
-        """Return 0: a sound has no tokens here."""
-        return 0
-
-
-class HeardAnswer(JsonAnswer, frozen=True):
-    """What was written down of a sound."""
-
-    @property
-    def usage(self) -> ReportedUsage:
-        """The tokens, as far as they are told. The seconds are those of the file, whatever is told."""
-        reported = ReportedUsage()
-        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
-            reported.add(counts, final=True)
-        return reported
-
-    def estimate_output(self) -> int:
-        """Return 0: nothing is billed by tokens."""
-        return 0
-
-
 class SpeechFormat(WireFormat):
     """The wire format of `POST /v1/audio/speech`."""
 
@@ -126,8 +89,8 @@ class SpeechFormat(WireFormat):
                 400, "not_served", "Leave 'stream' out: 'stream_format' is \"sse\" for events.", param="stream"
             )
         stream = field(top, "stream_format", _text, "a text") == "sse"
-        billed = billed_by(self.unit, model, len(spoken) + len(added), stream=stream)
-        return CheckedBody(**billed, size=len(raw), _top=top)
+        units = len(spoken) + len(added)
+        return CheckedBody(model=model, stream=stream, size=len(raw), _top=top, unit=self.unit, units=units)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events."""
@@ -135,7 +98,7 @@ class SpeechFormat(WireFormat):
 
     def read(self, text: bytes) -> Response | None:
         """Return the sound."""
-        return Sound(text, b"") if text else None
+        return JsonAnswer(text, b"") if text else None
 
 
 class TranscriptionsFormat(SpeechFormat):
@@ -159,13 +122,13 @@ class TranscriptionsFormat(SpeechFormat):
         stream = bool(field(top, "stream", _boolean, "true or false"))
         ((_, begin, end),) = form.files
         seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
-        return MultipartBody.of(form, top, billed_by(self.unit, model, seconds, stream=stream))
+        return MultipartBody.of(form, top, model=model, stream=stream, unit=self.unit, units=seconds)
 
     def read(self, text: bytes) -> Response | None:
         """Return what was written down, in JSON or not."""
         with suppress(ValueError):
-            return HeardAnswer.of(text, "text", b'"')
-        return Sound(text, b"")
+            return JsonAnswer.of(text, "text", b'"')
+        return JsonAnswer(text, b"")
 
 
 class TranslationsFormat(TranscriptionsFormat):

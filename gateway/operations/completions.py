@@ -62,6 +62,8 @@ _choices = msgspec.json.Decoder(list[_Choice])
 class CompletionAnswer(JsonAnswer, frozen=True):
     """A completion that is not a stream. Its `logprobs` may have megabytes, which are not decoded."""
 
+    usage = Response.usage  # as that of a chat completion
+
     def estimate_output(self) -> int:
         """Return the estimated tokens of its texts."""
         texts = part(_choices, self.top.get("choices", NULL)) or []

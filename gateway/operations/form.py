@@ -104,8 +104,8 @@ class MultipartBody(CheckedBody, frozen=True):
     _parts: list[BodyPart] = msgspec.field(default_factory=list)
 
     @classmethod
-    def of(cls, form: MultipartForm, top: dict[str, msgspec.Raw], fields: Mapping[str, Any]) -> Self:
-        """Return the body of a form whose fields were checked. `top`: as JSON has them."""
+    def of(cls, form: MultipartForm, top: dict[str, msgspec.Raw], **fields: Any) -> Self:
+        """Return the body of a form whose fields were checked. `top`: as JSON has them; `fields`: those of the body."""
         begin, end = next((begin, end) for name, begin, end in form.fields if name == "model")
         view = memoryview(form.raw)
         media = f"{FORM}; boundary={form.boundary}"

@@ -13,12 +13,10 @@ import msgspec
 
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
-from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top, positive
-from gateway.chat.usage import ReportedUsage, read_counts
+from gateway.chat.usage import ReportedUsage
 from gateway.config.channel import Channel
 from gateway.operations.form import FORM, MultipartBody, MultipartForm
-from gateway.operations.typed_events import NULL
 from gateway.operations.unit_events import UnitEvents
 from gateway.operations.wire_format import LIST, CheckedBody, JsonAnswer, WireFormat
 
@@ -56,14 +54,9 @@ class ImagesAnswer(JsonAnswer, frozen=True):
     @property
     def usage(self) -> ReportedUsage:
         """The number of pictures, and the tokens that the upstream tells beside it."""
-        reported = ReportedUsage(units=len(_pictures.decode(self.top["data"])))
-        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
-            reported.add(counts, final=True)
+        reported = super().usage
+        reported.units = len(_pictures.decode(self.top["data"]))
         return reported
-
-    def estimate_output(self) -> int:
-        """Return 0: pictures have no tokens here."""
-        return 0
 
 
 class ImagesFormat(WireFormat):
@@ -90,9 +83,8 @@ class ImagesFormat(WireFormat):
             raise invalid_field("prompt", "'prompt' is required: a text.")
         stream = bool(field(top, "stream", _boolean, "true or false"))
         variant = tuple(field(top, name, _text, "a text") or "" for name in ("quality", "size"))
-        return billed_by(
-            self.unit, model, positive(top, "n", min(MOST_IMAGES, rules.max_n)) or 1, variant, stream=stream
-        )
+        number = positive(top, "n", min(MOST_IMAGES, rules.max_n)) or 1
+        return {"model": model, "stream": stream, "unit": self.unit, "units": number, "variant": variant}
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events."""
@@ -112,7 +104,7 @@ class ImageEditsFormat(ImagesFormat):
         if not form.files:
             raise invalid_field("image", "'image' is required: a file.")
         top = form.top(numbers=("n", "seed", "output_compression"), booleans=("stream",))
-        return MultipartBody.of(form, top, self._checked(top, rules))
+        return MultipartBody.of(form, top, **self._checked(top, rules))
 
 
 class ImageVariationsFormat(ImageEditsFormat):
@@ -120,14 +112,3 @@ class ImageVariationsFormat(ImageEditsFormat):
 
     path = "/images/variations"
     prompted = False
-
-
-def billed_by(
-    unit: str, model: str, units: int, variant: tuple[str, ...] = (), *, stream: bool = False
-) -> dict[str, Any]:
-    """Return the fields of a body that is billed by other units than tokens."""
-    return {
-        **{"model": model, "stream": stream, "max_tokens": None, "n": 0, "asked_usage": False, "messages": 0},
-        **{"prompt_tokens_estimate": 0, "prompt_bound": PromptBound(0), "_stream_options": {}},
-        **{"unit": unit, "units": units, "variant": variant},
-    }

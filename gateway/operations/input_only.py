@@ -15,7 +15,6 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway.base.errors import Refused
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
@@ -82,10 +81,6 @@ class InputAnswer(JsonAnswer, frozen=True):
         prompt = counts.prompt or counts.total
         return ReportedUsage(prompt, prompt_final=counts.certain and prompt > 0, of_prompt=counts, last=counts)
 
-    def estimate_output(self) -> int:
-        """Return 0: nothing is generated."""
-        return 0
-
 
 class InputOnly(WireFormat):
     """The wire format of such an operation. `fields`: the names of its bodies. `texts`: those with texts. `billed`:
@@ -122,15 +117,9 @@ class InputOnly(WireFormat):
         size = sum(len(memoryview(top[name])) for name in self.texts)
         return CheckedBody(
             model=model,
-            stream=False,
-            max_tokens=None,
-            n=0,
-            asked_usage=False,
             size=len(raw),
-            messages=0,
             prompt_tokens_estimate=-(-size // BYTES_PER_TOKEN) if self.billed else 0,
             prompt_bound=PromptBound(most),
-            _stream_options={},
             _top=top,
         )
 
@@ -268,8 +257,4 @@ def check_texts(name: str, given: msgspec.Raw | None, expected: str) -> None:
     except (msgspec.DecodeError, RecursionError):
         valid = False
     if not valid:
-        raise _needs(name, expected)
-
-
-def _needs(name: str, expected: str) -> Refused:
-    return invalid_field(name, f"'{name}' is required: {expected}.")
+        raise invalid_field(name, f"'{name}' is required: {expected}.")

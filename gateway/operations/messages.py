@@ -244,7 +244,6 @@ class MessagesFormat(WireFormat):
             messages=len(messages),
             prompt_tokens_estimate=parts.estimate,
             prompt_bound=parts.bound,
-            _stream_options={},
             _top=top,
             ceiling="max_tokens" if self.needs_ceiling else "",
         )

@@ -37,7 +37,7 @@ from gateway.chat.request import (
     positive,
 )
 from gateway.chat.sse import id_text
-from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage, read_counts
+from gateway.chat.usage import BYTES_PER_TOKEN, ReportedUsage
 from gateway.config.channel import Channel
 from gateway.operations.kept import TRUNCATION
 from gateway.operations.prompt_parts import FILE, IMAGE, SOME, SOUND, USE_ONE, Parts, check_each, check_keys
@@ -159,9 +159,8 @@ class WholeResponse(JsonAnswer, frozen=True):
     @property
     def usage(self) -> ReportedUsage:
         """The usage that the response reports."""
-        reported = ReportedUsage(service_tier=id_text(bytes(self.top.get("service_tier", b""))))
-        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
-            reported.add(counts, final=True)
+        reported = super().usage
+        reported.service_tier = id_text(bytes(self.top.get("service_tier", b"")))
         return reported
 
     def estimate_output(self) -> int:
@@ -218,7 +217,6 @@ class ResponsesFormat(WireFormat):
             messages=len(items) or 1,
             prompt_tokens_estimate=parts.estimate,
             prompt_bound=parts.bound,
-            _stream_options={},
             _top=top,
             service_tier=check_service_tier(top, model, rules),
             ceiling="max_output_tokens" if self.streams else "",

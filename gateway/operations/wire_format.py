@@ -18,8 +18,9 @@ from gateway.chat.answers import Response, strict_json
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body, BodyPart, BodyRules, FixedFields
 from gateway.chat.sse import id_text
-from gateway.chat.usage import ReportedUsage
+from gateway.chat.usage import ReportedUsage, read_counts
 from gateway.config.channel import BEARER, Channel, CredentialPlace
+from gateway.operations.typed_events import NULL
 
 JSON: Final = "application/json"
 DIGITS: Final = b"0123456789"
@@ -85,7 +86,10 @@ class CheckedBody(Body, frozen=True):
 
 
 class JsonAnswer(Response, frozen=True):
-    """An answer in JSON. `top`: its top-level fields. Nothing else of it is decoded, since it may be large."""
+    """An answer in JSON. `top`: its top-level fields. Nothing else of it is decoded, since it may be large.
+
+    One without `top` is no JSON: a sound or a text of which nothing is read.
+    """
 
     top: Mapping[str, msgspec.Raw] = {}
 
@@ -106,9 +110,21 @@ class JsonAnswer(Response, frozen=True):
         return cls(text, facts, error=True) if upstream_errors.is_error(upstream_errors.decode(facts)) else None
 
     @property
+    def usage(self) -> ReportedUsage:
+        """The usage that the answer reports."""
+        reported = ReportedUsage()
+        if (counts := read_counts(self.top.get("usage", NULL))) is not None:
+            reported.add(counts, final=True)
+        return reported
+
+    @property
     def completion_id(self) -> str:
         """The id that the upstream gave the answer; empty where it has none."""
         return id_text(bytes(self.top.get("id", b"")))
+
+    def estimate_output(self) -> int:
+        """Return 0: nothing is generated that is billed by tokens."""
+        return 0
 
     def text_bytes(self, name: str, texts: Collection[str]) -> int:
         """Return the bytes of the strings of these names within a field."""
@@ -135,10 +151,6 @@ class TokenCount(JsonAnswer, frozen=True):
     def usage(self) -> ReportedUsage:
         """No usage: nothing was generated or billed."""
         return ReportedUsage(prompt_final=True)
-
-    def estimate_output(self) -> int:
-        """Return 0."""
-        return 0
 
 
 class WireFormat:
