@@ -186,7 +186,7 @@ SEEDS = {
     "a resolved request may be settled again": 3,
     "a settlement counts beside its hold": 1,
     "a settlement counts by the marks of its gateway alone": 12,
-    "a suspended account extends its holds": 6,
+    "a suspended account extends its holds": 81,
     "a window begins with the sum of the last": 7,
     "a window that has not ended begins again": 4,
     "an earlier extension that is repeated lowers the hold": 6,
