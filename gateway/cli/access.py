@@ -54,21 +54,16 @@ async def link(
     if at.api is None and at.config.admin is None:
         raise Misconfigured("the file has `admin: null`, so that there are no pages")
     made = await at.do("links.create", name=name, scopes=tuple(map(Scope, names)) or None)
-    print_link(
-        made,
-        f"{at.api.rstrip('/')}{ENTER}{made.url.partition(ENTER)[2]}" if at.api else made.url,
-        await at.zone(),
-        at.as_json,
-    )
+    await print_link(at, made, f"{at.api.rstrip('/')}{ENTER}{made.url.partition(ENTER)[2]}" if at.api else made.url)
 
 
-def print_link(made: Link, url: str, zone: tzinfo, as_json: bool) -> None:
+async def print_link(at: At, made: Link, url: str) -> None:
     """Print the address of a link, for people or for scripts."""
-    if as_json:
+    if at.as_json:
         print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
         typer.echo(url)
-        typer.echo(f"It lets one person in, once, until {local(made.expires_at, zone)}.", err=True)
+        typer.echo(f"It lets one person in, once, until {local(made.expires_at, await at.zone())}.", err=True)
 
 
 async def account_link(at: At, account_id: IdArgument) -> None:
@@ -82,8 +77,8 @@ async def account_link(at: At, account_id: IdArgument) -> None:
     """
     from gateway.admin.actions.links import portal_of
 
-    made = await at.do("links.own", await at.account(account_id))
-    print_link(made, made.url, await at.zone(), at.as_json)
+    made = await at.do("links.own", account_id)
+    await print_link(at, made, made.url)
     if not at.api and (portal := portal_of(at.config)) and not _answers(portal):
         print_notes([f"nothing answers at {portal}: a gateway serves `portal:` once it has been started with it"])
 
@@ -141,13 +136,12 @@ async def create(
     given = names_in(scopes)
     if not given or not set(given) <= set(Scope):
         raise typer.BadParameter(f"--scopes: some of {', '.join(Scope)}, with commas")
-    zone = await at.zone()
-    expires_at = expires and expires.at(zone)
+    expires_at = expires and expires.at(await at.zone())
     made = await at.do("management_tokens.create", name=name, scopes=tuple(map(Scope, given)), expires_at=expires_at)
     if at.as_json:
         print_json(made)
         return
-    print_fields(dict(zip(TOKEN_COLUMNS, _cells(made, zone), strict=True)))
+    print_fields(dict(zip(TOKEN_COLUMNS, _cells(made, await at.zone()), strict=True)))
     typer.echo("\nThe token, which cannot be shown again:\n", err=True)
     typer.echo(made.token or "(it was shown when it was made)")
 
@@ -158,9 +152,9 @@ async def list_tokens(at: At) -> None:
 
     Example: `gateway management-tokens list`
     """
-    found, zone = await at.lines("management_tokens.list_", size=1000), await at.zone()
+    found = await at.lines("management_tokens.list_", size=1000)
     empty = "There are none yet. Create one: gateway management-tokens create NAME --scopes read"
-    at.print(found, TOKEN_COLUMNS, lambda each: _cells(each, zone), empty=empty, optional=("made by", "created"))
+    await at.print(found, TOKEN_COLUMNS, _cells, empty=empty, optional=("made by", "created"))
 
 
 async def _revoke(_: At, token_id: str) -> str:
@@ -223,8 +217,7 @@ async def list_audit(
     fields: dict[str, Any] = {"actor": actor, "operation": operation, "target": target, "by": by}
     lines = await at.lines("audit.list_", size=LARGEST_LONG_PAGE, most=limit, since=(since or 0) // 1000, **fields)
     empty = "Nothing was changed yet, or nothing of that kind."
-    zone = await at.zone()
-    at.print(lines, AUDIT_COLUMNS, lambda entry: _audit_cells(entry, zone), empty=empty, optional=("changed",))
+    await at.print(lines, AUDIT_COLUMNS, _audit_cells, empty=empty, optional=("changed",))
 
 
 def _audit_cells(entry: AuditEntry, zone: tzinfo) -> tuple[str, ...]:

@@ -37,10 +37,8 @@ from gateway.cli.account_options import (
     positive,
     report_in_words,
 )
-from gateway.cli.client import USUAL, At, account_of, command, noted
+from gateway.cli.client import USUAL, At, command, noted
 from gateway.cli.common import (
-    ConfigOption,
-    JsonOption,
     micros,
     point_in_time,
     print_csv,
@@ -48,15 +46,12 @@ from gateway.cli.common import (
     print_json,
     print_table,
     refuse,
-    run_with_store,
 )
-from gateway.store.accounts import unknown
 from gateway.store.money.archive import YOUNGEST_S, Archive, ArchiveError, Archiver
 
 if TYPE_CHECKING:
     from gateway.admin.actions.accounts import ListedAccount
     from gateway.admin.actions.money import Ledger
-    from gateway.chain.services import Store
     from gateway.store.accounts import Account
     from gateway.store.money.ledger import Line
 
@@ -136,7 +131,7 @@ async def show(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account show alice --json`
     """
-    found = await at.do("accounts.read", await at.account(account_id))
+    found = await at.do("accounts.read", account_id)
     if at.as_json:
         print_json(json_of(found) | {"budget_use": found.budget_use})
     else:
@@ -197,24 +192,22 @@ async def refund(
 
     Example: `gateway account refund alice invoice-2041`
     """
-    name = await at.account(account_id)
-    booked = await at.do("money.refund", name, transaction, amount_micros=value, number=number)
+    booked = await at.do("money.refund", account_id, transaction, amount_micros=value, number=number)
     told = (
         f"was refunded before: nothing was changed; --number {number + 1} is a further refund"
         if booked.booked_before
         else "is refunded"
     )
     typer.echo(f"{amount(-booked.amount_micros)} {told}.", err=True)
-    await print_account(at, await at.do("accounts.read", name))
+    await print_account(at, await at.do("accounts.read", account_id))
 
 
 async def _booked(at: At, action: str, account_id: str, **fields: Any) -> None:
     """Book a transaction, and print the account after it."""
-    name = await at.account(account_id)
-    booked = await at.do(action, name, **fields)
+    booked = await at.do(action, account_id, **fields)
     if booked.booked_before:
         typer.echo(f"The transaction `{booked.transaction}` was booked before: nothing was changed.", err=True)
-    await print_account(at, await at.do("accounts.read", name))
+    await print_account(at, await at.do("accounts.read", account_id))
 
 
 @command(account, "set")
@@ -247,7 +240,7 @@ async def set_(
     """
     changed = await at.change(
         "accounts.change",
-        await at.account(account_id),
+        account_id,
         "gateway account set alice --group trial",
         group=given(group),
         credit_line_micros=given(credit_line),
@@ -266,8 +259,7 @@ async def suspend(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account suspend alice`
     """
-    name = await at.account(account_id)
-    await print_account(at, await at.do("accounts.change", name, status="suspended"))
+    await print_account(at, await at.do("accounts.change", account_id, status="suspended"))
 
 
 @command(account)
@@ -276,12 +268,11 @@ async def resume(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account resume alice`
     """
-    name = await at.account(account_id)
-    await print_account(at, await at.do("accounts.change", name, status="active"))
+    await print_account(at, await at.do("accounts.change", account_id, status="active"))
 
 
 async def _close(at: At, account_id: str) -> str:
-    found = await at.do("accounts.read", await at.account(account_id))
+    found = await at.do("accounts.read", account_id)
     return f"Close `{found.id}`, balance {amount(found.balance_micros)}, permanently?"
 
 
@@ -291,7 +282,7 @@ async def close(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account close alice --yes`
     """
-    await print_account(at, await at.do("accounts.close", await at.account(account_id)))
+    await print_account(at, await at.do("accounts.close", account_id))
 
 
 OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
@@ -392,14 +383,13 @@ async def ledger(
 
     Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
     """
-    name = await at.account(account_id)
-    pages = [page async for page in at.pages("money.ledger", name, size=PAGE, most=limit, kind=kind)]
+    pages = [page async for page in at.pages("money.ledger", account_id, size=PAGE, most=limit, kind=kind)]
     rows = [*(_row(line) for page in pages for line in page.data), *_archived(pages[-1])]
     if at.as_csv:
         print_csv(rows)
     else:
-        empty, zone = f"The ledger of `{name}` has no lines yet.", await at.zone()
-        at.print(rows, ("time", "kind", "amount", "request or transaction"), lambda row: _cells(row, zone), empty=empty)
+        empty = f"The ledger of `{account_id}` has no lines yet."
+        await at.print(rows, ("time", "kind", "amount", "request or transaction"), _cells, empty=empty)
     if pages[-1].next:
         typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)
 
@@ -441,7 +431,9 @@ def _before_ms(text: str) -> int:
     return before_ms
 
 
-def archive(
+@command(account, options=("config", "as_json"))
+async def archive(
+    at: At,
     before: Annotated[
         int,
         typer.Option(
@@ -456,8 +448,6 @@ def archive(
     ],
     account_id: Annotated[str | None, typer.Argument(metavar="ID", help="The account's id, or give `--all`.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Archive all accounts.")] = False,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Move old ledger lines into `DIR/ID.jsonl` to free memory of the store. Balances do not change.
 
@@ -468,21 +458,16 @@ def archive(
     """
     if every == (account_id is not None):
         raise typer.BadParameter("give the id of one account, or --all")
-    account_id = account_id and account_of(config, account_id)
-
-    async def work(store: Store) -> int:
-        if account_id is not None and await store.accounts.get(account_id) is None:
-            raise unknown(account_id)
-        archiver, failed = Archiver(store.settling, Archive(to)), 0
-        names = [account_id] if account_id else sorted([each.id async for each in store.accounts.all()])
-        async with noted(store, "accounts.archive", account=account_id or "(all)", before=utc(before), to=str(to)):
-            for name in names:
-                moved = await _moved(archiver, name, before)
-                failed += bool(moved.error)
-                _print_moved(moved, as_json)
-        return failed
-
-    failed = run_with_store(config, work)
+    store = at.local.store
+    if account_id is not None:
+        account_id = (await at.do("accounts.read", account_id)).id
+    archiver, failed = Archiver(store.settling, Archive(to)), 0
+    names = [account_id] if account_id else sorted([each.id async for each in store.accounts.all()])
+    async with noted(store, "accounts.archive", account=account_id or "(all)", before=utc(before), to=str(to)):
+        for name in names:
+            moved = await _moved(archiver, name, before)
+            failed += bool(moved.error)
+            _print_moved(moved, at.as_json)
     if failed:
         raise refuse(f"{failed} ledgers were not archived completely")
 
@@ -505,6 +490,5 @@ def _print_moved(moved: Moved, as_json: bool) -> None:
         typer.echo(f"{moved.account}: {counted(moved.lines, 'line')} moved to {moved.file}")
 
 
-account.command()(archive)
 command(account, "link")(account_link)
 command(account, "import")(import_)

@@ -13,8 +13,8 @@ import typer
 
 from gateway.admin.actions.times import local
 from gateway.base.text import printable, shown_in_line
-from gateway.cli.client import ApiOption, At, command, print_lines, run
-from gateway.cli.common import ConfigOption, JsonOption, found, print_json, print_table
+from gateway.cli.client import ApiOption, At, command, run
+from gateway.cli.common import ConfigOption, JsonOption, print_json, print_table
 from gateway.store.channels import CredentialState
 
 if TYPE_CHECKING:
@@ -44,18 +44,19 @@ def show(
     if context.invoked_subcommand is not None:
         return
 
-    async def read(at: At) -> tuple[list[ChannelNow], tzinfo]:
-        return (await at.do("channels.list_")).data, await at.zone()
+    run(config, api, lambda client: _show(At(client, api, as_json)), keys=True)
 
-    shown, zone = run(config, api, lambda client: read(At(client, api)), keys=True)
+
+async def _show(at: At) -> None:
+    shown = (await at.do("channels.list_")).data
     columns = ("channel", "condition", "calls", "success", "429", "first event p95", "in flight", "last error")
     empty = "There are no channels in the configuration; add one under `channels:`."
-    print_lines(shown, columns, _row, as_json, empty=empty)
-    if as_json:
+    await at.print(shown, columns, _row, empty=empty)
+    if at.as_json:
         return
-    _print_below(
-        ("channel", "disabled since", "by", "reason"), [row for each in shown for row in _disabled(each, zone)]
-    )
+    zone = await at.zone()
+    disabled = [row for each in shown for row in _disabled(each, zone)]
+    _print_below(("channel", "disabled since", "by", "reason"), disabled)
     _print_below(("channel", "request"), [(each.channel, each.request) for each in shown if each.request])
     aside = [row for each in shown for row in _aside(each, zone)]
     _print_below(("channel", "credential", "state", "since", "until", "reason"), aside)
@@ -157,7 +158,7 @@ def _moment(at: str | None, zone: tzinfo) -> str | None:
     return local(at, zone) if at else None
 
 
-def _row(shown: ChannelNow) -> tuple[object, ...]:
+def _row(shown: ChannelNow, _: tzinfo) -> tuple[object, ...]:
     figures = shown.figures
     error = shown.last_error
     if shown.last_error_at is not None:
@@ -208,13 +209,13 @@ async def test(
 models = typer.Typer()
 
 
-@models.command("import")
-def import_(
+@command(models, "import", options=("config",), keys=True, needs="nothing")
+async def import_(
+    at: At,
     name: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel's name in the configuration.")],
     free: Annotated[
         bool, typer.Option("--free", help="Serve them for nothing, as those of a server of your own.")
     ] = False,
-    config: ConfigOption = None,
 ) -> None:
     """Print the models that a channel's upstream serves and that the file does not have yet, as YAML to put into it.
 
@@ -223,15 +224,11 @@ def import_(
 
     Example: `gateway models import local --free >> gateway.yaml`
     """
-    import asyncio
-
     from gateway.admin.actions.channels import known
-    from gateway.config.schema import load
     from gateway.tools.channel_test import list_models
 
-    settings = load(found(config)).config
-    served = asyncio.run(list_models(known(settings, name)))
-    there = {each.model or model for model, one in settings.models.items() for each in one.servings if each.use == name}
+    served, models = await list_models(known(at.config, name)), at.config.models
+    there = {each.model or model for model, one in models.items() for each in one.servings if each.use == name}
     new = [each for each in served if each.name not in there]
     what = "Served by {}, to be put under `models:`" if new else "{} serves nothing that the file does not have"
     typer.echo(f"# {what.format(shown_in_line(name))}")

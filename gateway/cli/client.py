@@ -10,7 +10,7 @@ import getpass
 import inspect
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, tzinfo
 from importlib import import_module
@@ -125,24 +125,25 @@ class At:
             return UTC
 
     @property
+    def local(self) -> LocalClient:
+        """The client, where no API is asked."""
+        return cast("LocalClient", self.client)
+
+    @property
     def config(self) -> Config:
         """The configuration, where no API is asked."""
-        return cast("LocalClient", self.client).config
+        return self.local.config
 
-    def print(self, lines: Iterable[Any], columns: Iterable[str], cells: Callable[[Any], Any], **table: Any) -> None:
-        """Print lines for scripts, one JSON object each, or for people as a table of `cells`."""
-        print_lines(lines, columns, cells, self.as_json, **table)
-
-
-def print_lines(
-    lines: Iterable[Any], columns: Iterable[str], cells: Callable[[Any], Any], as_json: bool, **table: Any
-) -> None:
-    """Print lines for scripts, one JSON object each, or for people as a table of `cells`. `table`: see `print_table`."""
-    if as_json:
-        for line in lines:
-            print_json(line)
-    else:
-        print_table(tuple(columns), map(cells, lines), **table)
+    async def print(
+        self, lines: Iterable[Any], columns: Sequence[str], cells: Callable[[Any, tzinfo], Any], **table: Any
+    ) -> None:
+        """Print lines for scripts, one JSON object each, or for people as a table of `cells`. `table`: see `print_table`."""
+        if self.as_json:
+            for line in lines:
+                print_json(line)
+        else:
+            zone = await self.zone()
+            print_table(columns, (cells(line, zone) for line in lines), **table)
 
 
 Work = Callable[..., Awaitable[None]]
@@ -162,7 +163,7 @@ def command(
     """Add a command to `app` whose function gets `At`, and its own arguments and options without those of `options`.
 
     Without an `app`, the command takes the place of the function. `sure` returns the question that must be confirmed first, unless
-    `--yes` is given. `keys`, `needs`: see `run`.
+    `--yes` is given; empty for none. `keys`, `needs`: see `run`.
     """
     if sure is not None:
         options = ("yes", *options)
@@ -181,8 +182,8 @@ def command(
                     config, others[0], lambda client: function(At(client, *others), **given), keys=keys, needs=needs
                 )
 
-            if sure is not None and not yes:
-                confirm(at(sure))
+            if sure is not None and not yes and (question := at(sure)):
+                confirm(question)
             at(work)
 
         perform.__doc__, perform.__annotations__ = work.__doc__, hints
@@ -274,11 +275,6 @@ def who() -> str:
     except (KeyError, OSError):  # a container may have no name for its user
         user = str(os.getuid())
     return f"command of {user}@{socket.gethostname()}"
-
-
-def account_of(config: Path | None, name: str) -> str:
-    """Return the id of an account that is named by its id, or by `ext:` and its external id, for which the store is used."""
-    return run(config, None, lambda client: At(client).account(name)) if name.startswith(EXTERNAL) else name
 
 
 def print_notes(notes: Iterable[str]) -> None:

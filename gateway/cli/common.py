@@ -9,12 +9,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gateway.chain.services import Store
     from gateway.config.schema import Config
 
-
-Result = TypeVar("Result")
 
 __all__ = ["amount", "print_fields", "print_table", "refuse"]
 
@@ -152,17 +150,6 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
             with suppress(StoreAway):  # the command says it, if it needs the store
                 await layout.check(store.client)
             yield store
-
-
-def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `work` with the store of the configuration at `path`, and return its result."""
-    import asyncio
-
-    async def inner() -> Result:
-        async with store_of(configuration(path)) as store:
-            return await work(store)
-
-    return asyncio.run(inner())
 
 
 def micros(text: str) -> int:

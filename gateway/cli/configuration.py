@@ -22,7 +22,7 @@ from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.text import shown
 from gateway.chain import loading
 from gateway.chain.services import Store, services_of
-from gateway.cli.client import account_of
+from gateway.cli.client import At, command
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -44,7 +44,7 @@ from gateway.domain.catalogue import Catalogue
 from gateway.domain.facts import AskedFor, Caller
 from gateway.operations.operation import SERVED, Operation
 from gateway.runtime.data_folder import check_place, has_store
-from gateway.store.accounts import AccountStatus, unknown
+from gateway.store.accounts import AccountStatus
 from gateway.store.client.durability import check_store, refuse_database
 from gateway.store.client.topology import naming_the_store
 from gateway.store.pepper import PepperSource, record_of, refuse_other
@@ -344,7 +344,9 @@ AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")
 """The terms of a price that are amounts in micros."""
 
 
-def explain(
+@command(options=("config", "as_json"), keys=True)
+async def explain(
+    at: At,
     model: Annotated[
         str | None, typer.Option(help="The model of the request. Default: each model, one after another.")
     ] = None,
@@ -366,8 +368,6 @@ def explain(
     text: Annotated[str, typer.Option(help="Its text, whose length counts.")] = "Say hello",
     max_tokens: Annotated[int | None, typer.Option(help="Its ceiling, where the operation has one.")] = None,
     address: Annotated[str, typer.Option(help="The address that the caller connects from.")] = "127.0.0.1",
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what would happen to a request now: each plugin's decision, the price, the hold, the channels.
 
@@ -379,51 +379,39 @@ def explain(
     """
     if account is not None and token_id is not None:
         raise typer.BadParameter("give `--account` or `--token-id`, not both: a token's id has its account in it")
-    loaded = load(found(config))
-    if model is None and not loaded.config.models:
-        raise refuse("the configuration has no models", "not_found")
-    account = account and account_of(config, account)
-    chain = loading.build(loaded)
-    headers = [("Authorization", f"Bearer {token}")] if token else []
-    catalogue = Catalogue(loaded.config)
-    rules = catalogue.body_rules(loaded.config.port)
     if operation is not None and operation not in SERVED:
         raise typer.BadParameter(f"`{operation}` is none of {', '.join(SERVED)}")
-
-    async def run() -> dict[str, Explanation]:
-        async with store_of(loaded.config) as store:
-            asked = await _asked(store, account, token_id)
-            with suppress(StoreAway):  # the chain says it
-                await store.tokens.check_pepper()
-            await chain.start(services_of(loaded.config, store))
-            try:
-                found = {}
-                for name in [*loaded.config.models] if model is None else [model]:
-                    kind = operation or catalogue.first_operation(name)
-                    sample = sample_of(kind, name, text, max_tokens)
-                    found[name] = await explain_request(chain, headers, sample, rules, address, asked, kind)
-                return found
-            finally:
-                await chain.stop()
-
-    explanations = asyncio.run(run())
+    config, store = at.config, at.local.store
+    if model is None and not config.models:
+        raise refuse("the configuration has no models", "not_found")
+    chain, catalogue = loading.build(at.local.loaded), Catalogue(config)
+    headers = [("Authorization", f"Bearer {token}")] if token else []
+    rules = catalogue.body_rules(config.port)
+    asked = await _asked(at, account, token_id)
+    with suppress(StoreAway):  # the chain says it
+        await store.tokens.check_pepper()
+    await chain.start(services_of(config, store))
+    explanations = {}
+    try:
+        for name in [*config.models] if model is None else [model]:
+            kind = operation or catalogue.first_operation(name)
+            sample = sample_of(kind, name, text, max_tokens)
+            explanations[name] = await explain_request(chain, headers, sample, rules, address, asked, kind)
+    finally:
+        await chain.stop()
     if model is not None:
-        _print(explanations[model], as_json)
+        _print(explanations[model], at.as_json)
     else:
-        _print_all(explanations, as_json)
+        _print_all(explanations, at.as_json)
     if not any(explanation.served for explanation in explanations.values()):
         raise typer.Exit(1)
 
 
-async def _asked(store: Store, account: str | None, token_id: str | None) -> AskedFor | None:
+async def _asked(at: At, account: str | None, token_id: str | None) -> AskedFor | None:
     """Return the account and the token that are named, which must exist; None where neither is."""
     if token_id is not None:
-        return AskedFor((await store.tokens.get(token_id)).id.rpartition("-")[0], token_id)
-    if account is None:
-        return None
-    if await store.accounts.get(account) is None:
-        raise unknown(account)
-    return AskedFor(account)
+        return AskedFor((await at.local.store.tokens.get(token_id)).id.rpartition("-")[0], token_id)
+    return None if account is None else AskedFor((await at.do("accounts.read", account)).id)
 
 
 def _print(explanation: Explanation, as_json: bool) -> None:

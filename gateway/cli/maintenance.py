@@ -17,21 +17,8 @@ from gateway.admin.actions.times import local
 from gateway.base.errors import GatewayError, StoreError
 from gateway.base.ids import utc
 from gateway.base.text import counted, printable
-from gateway.cli.client import At, account_of, command, noted, print_lines
-from gateway.cli.common import (
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    amount,
-    configuration,
-    confirm,
-    print_fields,
-    print_json,
-    progress,
-    refuse,
-    run_with_store,
-    store_of,
-)
+from gateway.cli.client import At, command, noted
+from gateway.cli.common import amount, print_fields, print_json, progress, refuse
 from gateway.cli.token import LONGEST_OVERLAP_S, duration
 from gateway.runtime.data_folder import existing_folder
 from gateway.store import pepper as store_pepper
@@ -44,40 +31,45 @@ from gateway.usage.gateways import KnownGateway, forget, gateways_of
 from gateway.usage.stream import short
 
 if TYPE_CHECKING:
-    from gateway.alerts.sender import Delivery
     from gateway.chain.services import Store
-    from gateway.config.schema import AlertReceiver, AlertSettings, Config
 
 alerts = typer.Typer()
 
 
-@alerts.command()
-def test(
+@command(alerts, options=("config", "as_json"), needs="nothing")
+async def test(
+    at: At,
     receiver: Annotated[
         str, typer.Argument(metavar="[NAME]", help="One of `alerts.others`; without a name, `alerts.webhook`.")
     ] = "",
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send an event of the type `test` to a webhook, and print what it answers. The exit code is 0 for a 2xx alone.
 
     Example: `gateway alerts test`, or `gateway alerts test shop`
     """
-    read = configuration(config)
-    settings = _settings(read).receivers.get(receiver)
+    from gateway.admin.actions.alerts import MISSING
+    from gateway.alerts import event
+    from gateway.alerts.sender import Webhook
+    from gateway.alerts.signature import secrets_of
+
+    if at.config.alerts is None:
+        raise refuse(MISSING)
+    settings = at.config.alerts.receivers.get(receiver)
     if settings is None:
-        raise refuse(f"`alerts.others` has no `{receiver}`; it has: {', '.join(_settings(read).others) or 'none yet'}")
+        raise refuse(f"`alerts.others` has no `{receiver}`; it has: {', '.join(at.config.alerts.others) or 'none yet'}")
     began = time.monotonic()
-    id, answer = asyncio.run(_send(read, receiver, settings))  # noqa: A001
+    webhook = Webhook(settings.webhook, secrets_of(at.config, receiver, create=False))
+    entry = event.entry_of(event.test(socket.gethostname()))
+    answer = await webhook.post(entry.id, entry.body.encode())
     result: dict[str, Any] = {
         "host": settings.host,
-        "id": id,
+        "id": entry.id,
         "status": answer.status or None,
         "error": answer.error,
         "took_ms": round((time.monotonic() - began) * 1000),
         "answer": answer.body,
     }
-    if as_json:
+    if at.as_json:
         print_json(result)
     elif answer.status:
         print_fields({name: value for name, value in result.items() if value})
@@ -93,11 +85,10 @@ async def list_alerts(
 
     Example: `gateway alerts list --json | jq 'select(.state != "sent") | .error'`
     """
-    page, zone = await at.do("alerts.list_", limit=limit), await at.zone()
-    at.print(
-        page.data,
+    await at.print(
+        (await at.do("alerts.list_", limit=limit)).data,
         ("state", "type", "what", "receiver", "at", "attempts", "next attempt", "error", "id"),
-        lambda each: (
+        lambda each, zone: (
             each.state.replace("_", " "),
             each.type,
             printable(each.message),
@@ -113,30 +104,11 @@ async def list_alerts(
     )
 
 
-async def _send(read: Config, receiver: str, settings: AlertReceiver) -> tuple[str, Delivery]:
-    from gateway.alerts import event
-    from gateway.alerts.sender import Webhook
-    from gateway.alerts.signature import secrets_of
-
-    webhook = Webhook(settings.webhook, secrets_of(read, receiver, create=False))
-    entry = event.entry_of(event.test(socket.gethostname()))
-    return entry.id, await webhook.post(entry.id, entry.body.encode())
-
-
-def _settings(read: Config) -> AlertSettings:
-    """Return the section `alerts`, or exit with an error where there is none."""
-    from gateway.admin.actions.alerts import MISSING
-
-    if read.alerts is None:
-        raise refuse(MISSING)
-    return read.alerts
-
-
 gateways = typer.Typer()
 
 
-@gateways.command("list")
-def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+@command(gateways, "list", options=("config", "as_json"))
+async def list_gateways(at: At) -> None:
     """List the gateways of the store: when each was last heard of, and what it has not written to the log yet.
 
     `differs`: the settings that it serves otherwise than this gateway, such as `models`. `files`: files of records in its spool,
@@ -144,42 +116,16 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: `gateway gateways list`
     """
-    found, own = run_with_store(config, _gateways)
+    found, own = await gateways_of(at.local.store.client), at.local.store.usage.installation
     columns = ("name", "host", "listens", "last heard of", "state", "differs", "files")
     here = next((each for each in found if each.installation == own), None)
     rows, empty = [_fields(each, here, own) for each in found], "No gateway of the store has run yet."
-    from gateway.config.schema import time_zone
-
-    zone = time_zone(configuration(config).time_zone)
-    print_lines(
-        rows, columns, lambda row: _cells(row, zone), as_json, optional=("files", "differs", "listens"), empty=empty
-    )
+    await at.print(rows, columns, _cells, optional=("files", "differs", "listens"), empty=empty)
 
 
-@gateways.command("forget")
-def forget_(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The gateway's name or host, as `gateway gateways list` has it.")
-    ],
-    config: ConfigOption = None,
-    yes: YesOption = False,
-) -> None:
-    """Forget a gateway that has gone for good, with its disk: requests of it that never ended are then closed.
-
-    The records of its spool are lost, and the whole log where it was in files of its own; the other gateways go on to say so when
-    they are asked for a request of that time. One that comes back is a gateway of the store again, if it logs where they do.
-
-    Example: `gateway gateways forget 3f9a1c20`
-    """
-    run_with_store(config, lambda store: _forget(store, name, yes))
-
-
-async def _gateways(store: Store) -> tuple[list[KnownGateway], str]:
-    return await gateways_of(store.client), store.usage.installation
-
-
-async def _forget(store: Store, name: str, yes: bool) -> None:
-    found = [each for each in await gateways_of(store.client) if not each.about.forgotten_ms]
+async def _absent(at: At, name: str) -> KnownGateway:
+    """Return the gateway of a name, or exit with an error where there is none, or it runs."""
+    found = [each for each in await gateways_of(at.local.store.client) if not each.about.forgotten_ms]
     matching = [each for each in found if name in (each.installation, short(each.installation), each.about.host)]
     if not matching:
         raise refuse(f"there is no gateway `{name}`: see `gateway gateways list`", "not_found")
@@ -189,10 +135,28 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
     (gateway,) = matching
     if gateway.present:
         raise refuse(f"gateway {gateway.name} runs: it was heard of at {gateway.heard}")
-    if not yes:
-        await asyncio.to_thread(
-            confirm, f"Forget gateway {gateway.name}? Records that only its disk has are then lost."
-        )
+    return gateway
+
+
+async def _forget(at: At, name: str) -> str:
+    return f"Forget gateway {(await _absent(at, name)).name}? Records that only its disk has are then lost."
+
+
+@command(gateways, "forget", options=("config",), sure=_forget)
+async def forget_gateway(
+    at: At,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The gateway's name or host, as `gateway gateways list` has it.")
+    ],
+) -> None:
+    """Forget a gateway that has gone for good, with its disk: requests of it that never ended are then closed.
+
+    The records of its spool are lost, and the whole log where it was in files of its own; the other gateways go on to say so when
+    they are asked for a request of that time. One that comes back is a gateway of the store again, if it logs where they do.
+
+    Example: `gateway gateways forget 3f9a1c20`
+    """
+    gateway, store = await _absent(at, name), at.local.store
     async with noted(store, "gateways.forget", gateway=gateway.installation):
         await forget(store.client, gateway)
     typer.echo(f"forgot gateway {gateway.name}, last heard of at {gateway.heard}")
@@ -233,19 +197,15 @@ def _accepted(text: str) -> int:
     return seconds
 
 
-@pepper.command("show")
-def show_pepper(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+@command(pepper, "show", options=("config", "as_json"))
+async def show_pepper(at: At) -> None:
     """Show where the pepper is, who recorded it in the store, and until when tokens of the one before are accepted.
 
     Example: `gateway pepper show`
     """
-    source = PepperSource.of(configuration(config).data_path)
-
-    async def work(store: Store) -> tuple[PepperRecord, int]:
-        record = await checked(store.client, source)
-        return record, await made_before(store.accounts, store.tokens, record.since) if record.old else 0
-
-    record, old_tokens = run_with_store(config, work)
+    source, store = PepperSource.of(at.config.data_path), at.local.store
+    record = await checked(store.client, source)
+    old_tokens = await made_before(store.accounts, store.tokens, record.since) if record.old else 0
     result: dict[str, Any] = {
         "pepper": source.name,
         "recorded_by": record.host or None,
@@ -253,15 +213,32 @@ def show_pepper(config: ConfigOption = None, as_json: JsonOption = False) -> Non
         "old_accepted_until": record.until if record.accepts_old() else None,
         "old_tokens": old_tokens,
     }
-    if as_json:
+    if at.as_json:
         print_json(result)
         return
     times = {"recorded_at": record.since, "old_accepted_until": result["old_accepted_until"]}
     print_fields(result | {name: local(seconds, UTC) if seconds else "-" for name, seconds in times.items()})
 
 
-@pepper.command()
-def rotate(
+async def _rotate(at: At, lost: bool, **_: Any) -> str:
+    if lost:
+        return "Every token becomes void. Go on?"
+    record, pending = await _recorded(at)
+    if pending or not record.accepts_old():
+        return ""
+    return f"Tokens of the pepper before are accepted until {local(record.until, UTC)}. They become void now. Go on?"
+
+
+async def _recorded(at: At) -> tuple[PepperRecord, bool]:
+    """Return what the store says of the pepper, and whether a next one was written and is not recorded yet."""
+    source = PepperSource.of(existing_folder(at.config))
+    record = await checked(at.local.store.client, source)
+    return record, store_pepper.is_pending(record, source)
+
+
+@command(pepper, options=("config",), sure=_rotate)
+async def rotate(
+    at: At,
     accept_old: Annotated[
         str, typer.Option(metavar="TIME", help="Accept tokens of the pepper before for this time: 30d, 12h, or none.")
     ] = "30d",
@@ -269,8 +246,6 @@ def rotate(
         bool, typer.Option(help="Only write the new pepper to the data folder, to be copied to other gateways first.")
     ] = False,
     lost: Annotated[bool, typer.Option(help="The pepper is lost: take another. Every token is void.")] = False,
-    yes: YesOption = False,
-    config: ConfigOption = None,
 ) -> None:
     """Change the pepper. Tokens made with the one before stay valid for a time, in which their callers need others.
 
@@ -279,49 +254,26 @@ def rotate(
 
     Example: `gateway pepper rotate --accept-old 30d`
     """
-    accept_s = _accepted(accept_old)
-    data = existing_folder(configuration(config))
+    accept_s, data, store = _accepted(accept_old), existing_folder(at.config), at.local.store
     with store_pepper.changing(data):
-        _rotate(config, data, accept_s, prepare=prepare, lost=lost, yes=yes)
-
-
-def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lost: bool, yes: bool) -> None:
-    if lost:
-        if not yes:
-            confirm("Every token becomes void. Go on?")
-        run_with_store(config, lambda store: _replace(store, data))
-        typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
-        return
-    record = run_with_store(config, lambda store: checked(store.client, PepperSource.of(data)))
-    pending = store_pepper.is_pending(record, PepperSource.of(data))
-    if not pending:
-        _check_variable()
-        if record.accepts_old() and not yes:
-            question = f"Tokens of the pepper before are accepted until {local(record.until, UTC)}. They become void now. Go on?"
-            confirm(question)
-        store_pepper.write_next(data)
-    if prepare:
-        typer.echo(f"{data}/pepper is the next pepper, {data}/pepper.old the present one.\n{_elsewhere(data)}")
-        typer.echo("Then run `gateway pepper rotate` once: only then tokens are made with the next one.")
-        return
-    until = int(time.time()) + accept_s
-    run_with_store(config, lambda store: _record_next(store, data, until))
-    _print_rotated(config, data, until, was_prepared=pending)
-
-
-async def _replace(store: Store, data: Path) -> None:
-    async with noted(store, "pepper.rotate", lost="every token is void"):
-        await store_pepper.replace(store.client, data)
-
-
-async def _record_next(store: Store, data: Path, until: int) -> None:
-    async with noted(store, "pepper.rotate", old_accepted_until=local(until, UTC)):
-        if not await store_pepper.record_next(store.client, data, until):
-            raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
-
-
-def _print_rotated(config: Path | None, data: Path, until: int, *, was_prepared: bool) -> None:
-    count = run_with_store(config, lambda store: made_before(store.accounts, store.tokens, int(time.time())))
+        if lost:
+            async with noted(store, "pepper.rotate", lost="every token is void"):
+                await store_pepper.replace(store.client, data)
+            typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
+            return
+        _, was_prepared = await _recorded(at)
+        if not was_prepared:
+            _check_variable()
+            store_pepper.write_next(data)
+        if prepare:
+            typer.echo(f"{data}/pepper is the next pepper, {data}/pepper.old the present one.\n{_elsewhere(data)}")
+            typer.echo("Then run `gateway pepper rotate` once: only then tokens are made with the next one.")
+            return
+        until = int(time.time()) + accept_s
+        async with noted(store, "pepper.rotate", old_accepted_until=local(until, UTC)):
+            if not await store_pepper.record_next(store.client, data, until):
+                raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
+    count = await made_before(store.accounts, store.tokens, int(time.time()))
     end = f"until {local(until, UTC)}" if until > time.time() else "no longer"
     typer.echo(
         f"Tokens are made with the next pepper from now on. Those of the one before ({count}) are accepted {end}:"
@@ -384,13 +336,13 @@ class VerifyReport(msgspec.Struct):
         self.wrong.append(Problem(account, f"it cannot be checked: {error}"))
 
 
-def verify(
+@command(options=("config", "as_json"))
+async def verify(
+    at: At,
     account: Annotated[str | None, typer.Argument(metavar="ID", help="Check only this account. Default: all.")] = None,
     archive: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also check the archived ledger lines in this folder.")
     ] = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check every balance against its ledger, its holds and the usage log.
 
@@ -400,8 +352,8 @@ def verify(
 
     Example: `gateway verify --json`
     """
-    report = asyncio.run(_verify_all(configuration(config), account and account_of(config, account), archive))
-    if as_json:
+    report = await _verify_all(at.local.store, account and await at.account(account), archive)
+    if at.as_json:
         print_json(report)
     else:
         _print(report)
@@ -409,31 +361,30 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verify_all(settings: Config, only: str | None, folder: Path | None) -> VerifyReport:
-    async with store_of(settings) as store:
-        if only is not None and not await store.client.call("EXISTS", account_key(only)):
-            raise unknown(only)
-        coverage = await Coverage.of(store)
-        archive = Archive(folder) if folder is not None else None
-        report = VerifyReport(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
+async def _verify_all(store: Store, only: str | None, folder: Path | None) -> VerifyReport:
+    if only is not None and not await store.client.call("EXISTS", account_key(only)):
+        raise unknown(only)
+    coverage = await Coverage.of(store)
+    archive = Archive(folder) if folder is not None else None
+    report = VerifyReport(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
 
-        def unreadable(account: str, error: StoreError) -> None:
-            if only in (None, account):
-                report.unreadable(account, error)
+    def unreadable(account: str, error: StoreError) -> None:
+        if only in (None, account):
+            report.unreadable(account, error)
 
-        with progress() as show:
-            async for account in store.accounts.all(unreadable):
-                if only in (None, account.id):
-                    await _verify(store, account.id, archive, coverage, report)
-                    if text := await store.external_ids.check(account):
-                        report.wrong.append(Problem(account.id, text))
-                    show(f"{counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}")
-        if only is None:
-            report.wrong += await _without_account(store)
-            if swept := await store.external_ids.sweep():
-                report.notes.append(
-                    f"{swept} external ids were free again: they were claimed by commands that were interrupted"
-                )
+    with progress() as show:
+        async for account in store.accounts.all(unreadable):
+            if only in (None, account.id):
+                await _verify(store, account.id, archive, coverage, report)
+                if text := await store.external_ids.check(account):
+                    report.wrong.append(Problem(account.id, text))
+                show(f"{counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}")
+    if only is None:
+        report.wrong += await _without_account(store)
+        if swept := await store.external_ids.sweep():
+            report.notes.append(
+                f"{swept} external ids were free again: they were claimed by commands that were interrupted"
+            )
     return report
 
 

@@ -134,24 +134,23 @@ async def create(
 
     Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
     """
-    zone = await at.zone()
     made = await at.do(
         "tokens.create",
-        await at.account(account),
+        account,
         name=name,
-        expires_at=expires and expires.at(zone),
+        expires_at=expires and expires.at(await at.zone()),
         models=names_in(models),
         addresses=names_in(addresses),
         budgets=given_budgets(budget),
         limits=given_limits(requests_per_minute, tokens_per_minute, concurrent),
     )
     print_notes(made.notes)
-    print_made(at, made, zone, "\nThe token, which cannot be shown again:\n")
+    await print_made(at, made, "\nThe token, which cannot be shown again:\n")
 
 
-def print_made(at: At, made: Any, zone: tzinfo, said: str) -> None:
+async def print_made(at: At, made: Any, said: str) -> None:
     """Print a new token, and its text below it."""
-    print_token(made, zone, at.as_json)
+    await print_token(at, made)
     if not at.as_json:
         typer.echo(said, err=True)
         typer.echo(made.token)
@@ -169,14 +168,14 @@ async def list_(
 
     Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
     """
-    zone = await at.zone()
     if account is not None:
-        name = await at.account(account)
-        found = await at.lines("tokens.list_", name, size=PAGE)
-        print_tokens(at, found, zone, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
+        empty = f"`{account}` has no tokens. Create one: gateway token create {account}"
+        found = await at.lines("tokens.list_", account, size=PAGE)
+        await at.print(found, COLUMNS, _cells, optional=OPTIONAL, empty=empty)
         return
+    empty = "There are no tokens yet. Create one: gateway token create ACCOUNT"
     async for page in at.pages("tokens.list_all", size=PAGE):  # no more of them are in memory
-        print_tokens(at, page.data, zone, empty="There are no tokens yet. Create one: gateway token create ACCOUNT")
+        await at.print(page.data, COLUMNS, _cells, optional=OPTIONAL, empty=empty)
 
 
 @command(token)
@@ -185,7 +184,7 @@ async def show(at: At, token_id: IdArgument) -> None:
 
     Example: `gateway token show alice-1a2b3c4d`
     """
-    print_token(await at.do("tokens.read", token_id), await at.zone(), at.as_json)
+    await print_token(at, await at.do("tokens.read", token_id))
 
 
 @command(token, "set")
@@ -209,19 +208,18 @@ async def set_(
 
     Example: `gateway token set alice-1a2b3c4d --expires 2027-01-31 --models gpt-* --budget day=1 --budget total=none`
     """
-    zone = await at.zone()
     changed = await at.change(
         "tokens.change",
         token_id,
         "gateway token set alice-1a2b3c4d --expires 30d",
         name=given(name),
-        expires_at=UNSET if expires is None else expires.at(zone),
+        expires_at=UNSET if expires is None else expires.at(await at.zone()),
         models=UNSET if models is None else names_in(models),
         addresses=UNSET if addresses is None else names_in(addresses),
         budgets=given_budgets(budget),
         limits=given_limits(requests_per_minute, tokens_per_minute, concurrent),
     )
-    print_token(changed, zone, at.as_json)
+    await print_token(at, changed)
 
 
 @command(token)
@@ -242,10 +240,10 @@ async def rotate(
 
     Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
     """
-    zone = await at.zone()
-    made = await at.do("tokens.rotate", token_id, overlap_s=overlap, expires_at=expires and expires.at(zone))
+    expires_at = expires and expires.at(await at.zone())
+    made = await at.do("tokens.rotate", token_id, overlap_s=overlap, expires_at=expires_at)
     until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
-    print_made(at, made, zone, f"\n{token_id} {until}. The new token, which cannot be shown again:\n")
+    await print_made(at, made, f"\n{token_id} {until}. The new token, which cannot be shown again:\n")
 
 
 @command(token)
@@ -254,7 +252,7 @@ async def disable(at: At, token_id: IdArgument) -> None:
 
     Example: `gateway token disable alice-1a2b3c4d`
     """
-    print_token(await at.do("tokens.disable", token_id), await at.zone(), at.as_json)
+    await print_token(at, await at.do("tokens.disable", token_id))
 
 
 @command(token)
@@ -263,7 +261,7 @@ async def enable(at: At, token_id: IdArgument) -> None:
 
     Example: `gateway token enable alice-1a2b3c4d`
     """
-    print_token(await at.do("tokens.enable", token_id), await at.zone(), at.as_json)
+    await print_token(at, await at.do("tokens.enable", token_id))
 
 
 async def _delete(at: At, token_id: str) -> str:
@@ -292,20 +290,15 @@ OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "mode
 """Columns that are left out where the terminal has no room, the first one first."""
 
 
-def print_token(token: ShownToken, zone: tzinfo, as_json: bool) -> None:
-    """Print a token, for people with times in a time zone, or for scripts."""
-    if as_json:
+async def print_token(at: At, token: ShownToken) -> None:
+    """Print a token, for people or for scripts."""
+    if at.as_json:
         from gateway.admin.actions.tokens import ShownToken
 
         fields = (*ShownToken.__struct_fields__, "token")
         print_json({name: getattr(token, name) for name in fields if hasattr(token, name)})
     else:
-        print_fields(dict(zip(COLUMNS, _cells(token, zone), strict=True)))
-
-
-def print_tokens(at: At, tokens: Sequence[ShownToken], zone: tzinfo, *, empty: str) -> None:
-    """Print tokens as a table, or for scripts one on each line."""
-    at.print(tokens, COLUMNS, lambda token: _cells(token, zone), optional=OPTIONAL, empty=empty)
+        print_fields(dict(zip(COLUMNS, _cells(token, await at.zone()), strict=True)))
 
 
 def _cells(token: ShownToken, zone: tzinfo) -> tuple[str, ...]:

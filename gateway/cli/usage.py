@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import tzinfo
@@ -19,15 +18,9 @@ from gateway.admin.actions.usage import GIVEN, MOST_LINES, dicts, groups
 from gateway.base.amounts import amount
 from gateway.base.errors import Refused
 from gateway.base.text import counted, printable
-from gateway.cli.client import USUAL, ApiOption, At, account_of, command, noted, run
+from gateway.cli.client import USUAL, At, command, noted
 from gateway.cli.common import (
-    ConfigOption,
-    CsvOption,
-    JsonOption,
     RequestArgument,
-    YesOption,
-    configuration,
-    confirm,
     end_of_time,
     point_in_time,
     print_csv,
@@ -36,24 +29,17 @@ from gateway.cli.common import (
     progress,
     refuse,
     request_id,
-    run_with_store,
 )
 from gateway.cli.exits import EXIT_CODES
 from gateway.cli.tables import GAP, line_of, print_table, terminal_width, width_of, widths_of
 from gateway.domain.exchange import Outcome
-from gateway.runtime.data_folder import usage_home
 from gateway.usage import queries
 from gateway.usage.completeness import notes
 from gateway.usage.database import SUMS, UnusableFile
 
 if TYPE_CHECKING:
-    from gateway.chain.services import Store
-    from gateway.config.schema import Config
-    from gateway.usage.home import Home
+    from gateway.usage.gateways import Membership
     from gateway.usage.record import Record
-
-POLL_S: Final = 0.25
-"""Between two looks for requests that have ended."""
 
 usage = typer.Typer()
 
@@ -155,21 +141,20 @@ async def show(at: At, request_id: RequestArgument) -> None:
     print_fields(fields | {"charge": f"{amount(record.charge_micros)}{sum_of(record)}"})
 
 
-@usage.command()
-def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False) -> None:
+@command(usage, needs="files")
+async def tail(at: At) -> None:
     """Print each request when it ends, until Ctrl-C.
 
     Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
     """
-    if api is not None:
-        with suppress(KeyboardInterrupt):
-            run(config, api, lambda client: _follow_there(At(client, api), as_json))
-        return
-    from gateway.config.schema import time_zone
-
-    read = configuration(config)
-    with suppress(KeyboardInterrupt):
-        _follow(usage_home(read), time_zone(read.time_zone), as_json)
+    feed, zone = await at.do("usage.live"), await at.zone()
+    with suppress(asyncio.CancelledError):  # by Ctrl-C
+        async for record in feed.records():
+            if at.as_json:
+                print_json(record)
+            else:
+                print(GAP.join(cells_of(record, zone)))
+            sys.stdout.flush()
 
 
 @command(usage, options=(*USUAL, "as_csv"), needs="files")
@@ -214,16 +199,15 @@ async def summary(
     _fail(pages[-1].unread)
 
 
-@usage.command()
-def export(
+@command(usage, options=("config", "as_csv"), needs="files")
+async def export(
+    at: At,
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
     token: TokenOption = None,
     since: FromOption = None,
     until: ToOption = None,
-    config: ConfigOption = None,
-    as_csv: CsvOption = False,
 ) -> None:
     """Print records as JSON, one on each line, oldest first; or as CSV.
 
@@ -231,16 +215,27 @@ def export(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    account, home = account and account_of(config, account), usage_home(configuration(config))
+    account, home = account and await at.account(account), at.local.usage_home
     terms: dict[str, Any] = {"account": account, "model": model, "outcome": outcome, "token_id": token}
     records = queries.select(home, since_ms=since, until_ms=until, unusable=unusable, **terms)
-    _print_all(records, as_csv)
+    _print_all(records, at.as_csv)
     _note(notes(home, since, until))
     _fail(map(str, unusable))
 
 
-@usage.command("move")
-def move_(config: ConfigOption = None, yes: YesOption = False) -> None:
+async def _moves(at: At) -> str:
+    leaves = bool(at.config.usage.database) and await _membership(at).other_database()
+    return "The gateways log to another database, which is left as it is. Go on?" if leaves else ""
+
+
+def _membership(at: At) -> Membership:
+    from gateway.usage.gateways import Membership
+
+    return Membership(at.local.store.client, at.local.usage_home, at.local.store.usage.installation)
+
+
+@command(usage, options=("config",), sure=_moves)
+async def move(at: At) -> None:
     """Copy the log of this gateway from its files to `usage.database`, so that several gateways can share it.
 
     Stop the gateway first. What was copied before is not copied again, the files stay, and the numbers of requests are compared at
@@ -248,40 +243,29 @@ def move_(config: ConfigOption = None, yes: YesOption = False) -> None:
 
     Example: `gateway usage move`
     """
-    settings = configuration(config)
-    if not settings.usage.database:
+    from gateway.serve.serve import InstanceLock
+    from gateway.usage.database import UsageFiles
+    from gateway.usage.move import move
+
+    if not at.config.usage.database:
         raise refuse('the configuration has no `usage: {database: "postgresql://..."}`: set it first')
-    found = run_with_store(config, lambda store: _move(store, settings, yes))
+    home, membership, lock = at.local.usage_home, _membership(at), InstanceLock(at.config.data_path)
+    try:
+        await membership.other_database()  # raises where the files of another gateway are the log
+        with progress() as show:
+            found = await asyncio.to_thread(
+                move, UsageFiles(home.folder), home, lambda done: show(counted(done, "request"))
+            )
+        async with noted(at.local.store, "usage.move", months=", ".join(found)):
+            await membership.take()
+    finally:
+        lock.release()
     print_table(
         ("month", "requests", "ended"), [(month, *counts) for month, counts in found.items()], empty="No files."
     )
     typer.echo(
         "The gateways of this store log to `usage.database` from now on. The files stay: delete them when you like."
     )
-
-
-async def _move(store: Store, settings: Config, yes: bool) -> dict[str, tuple[int, int]]:
-    from gateway.serve.serve import InstanceLock
-    from gateway.usage.database import UsageFiles
-    from gateway.usage.gateways import Membership
-    from gateway.usage.home import postgres
-    from gateway.usage.move import move
-
-    home = postgres(settings.usage.database, store.usage.folder)
-    membership = Membership(store.client, home, store.usage.installation)
-    lock = InstanceLock(settings.data_path)
-    try:
-        if await membership.other_database() and not yes:
-            await asyncio.to_thread(confirm, "The gateways log to another database, which is left as it is. Go on?")
-        with progress() as show:
-            found = await asyncio.to_thread(
-                move, UsageFiles(home.folder), home, lambda done: show(counted(done, "request"))
-            )
-        async with noted(store, "usage.move", months=", ".join(found)):
-            await membership.take()
-    finally:
-        lock.release()
-    return found
 
 
 def _check_order(since: int | None, until: int | None) -> None:
@@ -302,31 +286,6 @@ def _fail(unread: Iterable[str]) -> None:
     left_out = [refuse(text) for text in unread]
     if left_out:
         raise left_out[-1]
-
-
-def _follow(home: Home, zone: tzinfo, as_json: bool) -> None:
-    tail = queries.Tail(home)
-    while True:
-        for _, record in tail.poll():
-            _print_ended(record, zone, as_json)
-        time.sleep(POLL_S)
-
-
-async def _follow_there(at: At, as_json: bool) -> None:
-    from gateway.admin.actions.remote import FeedElsewhere
-
-    feed, zone = await at.do("usage.live"), await at.zone()
-    if isinstance(feed, FeedElsewhere):
-        async for record in feed.records():
-            _print_ended(record, zone, as_json)
-
-
-def _print_ended(record: Record, zone: tzinfo, as_json: bool) -> None:
-    if as_json:
-        print_json(record)
-    else:
-        print(GAP.join(cells_of(record, zone)))
-    sys.stdout.flush()
 
 
 def _note(found: Iterable[str]) -> None:

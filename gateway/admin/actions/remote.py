@@ -22,6 +22,7 @@ import msgspec
 
 from gateway.admin.actions.action import IN_USE, PREFIX, Action, Arguments, in_own_words, refused
 from gateway.base.errors import GatewayError, Misconfigured, Refused, StoreAway
+from gateway.usage import queries
 from gateway.usage.home import Home
 from gateway.usage.record import Record, decode
 
@@ -38,6 +39,8 @@ IN_USE_S: Final = 20.0
 MAX_REFUSAL: Final = 64 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
+POLL_S: Final = 0.25
+"""Between two looks for requests that have ended."""
 PATIENCE_S: Final = 60.0
 RETRY_S: Final = 1.0
 
@@ -269,6 +272,15 @@ class Feed(Streamed):
     def __init__(self, home: Home, selects: Callable[[Record], bool]) -> None:
         self.home = home
         self.selects = selects
+
+    async def records(self) -> AsyncIterator[Record]:
+        """Yield records, without an end."""
+        tail = await asyncio.to_thread(queries.Tail, self.home)
+        while True:
+            for _, record in await asyncio.to_thread(tail.poll):
+                if self.selects(record):
+                    yield record
+            await asyncio.sleep(POLL_S)
 
 
 class FeedElsewhere(Feed):

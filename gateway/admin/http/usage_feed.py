@@ -11,13 +11,12 @@ from typing import Final
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
 
-from gateway.admin.actions.remote import Feed
+from gateway.admin.actions.remote import POLL_S, Feed
 from gateway.base.errors import Refused
 from gateway.base.log import log
 from gateway.usage import queries
 from gateway.usage.record import encode
 
-POLL_S: Final = 0.25
 PING_S: Final = 15.0
 """The interval of comments that show a client of a quiet log that the connection works."""
 
