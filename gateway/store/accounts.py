@@ -153,12 +153,8 @@ class Accounts:
 
     async def get(self, account_id: str) -> Account | None:
         """Return the account, or None if there is none."""
-        accounts = await self._read([account_id], _refuse)
+        accounts = await self.several([account_id], _refuse)
         return accounts[0] if accounts else None
-
-    async def several(self, ids: Sequence[str]) -> list[Account]:
-        """Return the accounts with these ids, in this order. Those that do not exist, or cannot be read, are left out."""
-        return await self._read(ids)
 
     async def all(self, unreadable: Unreadable = _log_unreadable) -> AsyncIterator[Account]:
         """Yield every account, in no order. One that is created meanwhile may be missing.
@@ -173,10 +169,10 @@ class Accounts:
                 seen.add(account_id)
                 page.append(account_id)
             if len(page) == PAGE_SIZE:
-                for account in await self._read(page, unreadable):
+                for account in await self.several(page, unreadable):
                     yield account
                 page = []
-        for account in await self._read(page, unreadable):
+        for account in await self.several(page, unreadable):
             yield account
 
     async def change(
@@ -248,7 +244,8 @@ class Accounts:
             await announce(self._client, REVOKED, account_id)
         return bool(reply == b"OK")
 
-    async def _read(self, ids: Sequence[str], unreadable: Unreadable = _log_unreadable) -> list[Account]:
+    async def several(self, ids: Sequence[str], unreadable: Unreadable = _log_unreadable) -> list[Account]:
+        """Return the accounts with these ids, in this order. Those that do not exist, or cannot be read, are left out."""
         hashes = [self._client.submit("HGETALL", account_key(account_id)) for account_id in ids]
         numbers = [self._client.submit("HGET", wallet_key(account_id), "numbers") for account_id in ids]
         replies = await asyncio.gather(*hashes, *numbers, return_exceptions=True)

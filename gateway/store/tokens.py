@@ -14,7 +14,6 @@ import hmac
 import ipaddress
 import re
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -75,7 +74,8 @@ class Tokens:
         """Call `pepper` when it is first needed: operations that concern no secret work without it."""
         self._client = client
         self._codec = Peppers(client, pepper)
-        self._known = KnownTokens()
+        self._known: dict[str, Authenticated] = {}
+        """The tokens that were read last, by their texts, the one that was read longest ago first."""
 
     async def refresh_pepper(self) -> None:
         """Take up a change of the pepper, see `Peppers.refresh`. Raises `StoreAway`."""
@@ -120,7 +120,8 @@ class Tokens:
 
         It may have changed since: `guard` finds out. A token that has expired meanwhile is not known any more.
         """
-        return self._known.get(text)
+        known = self._known.get(text)
+        return None if known is None or has_expired(known.token.expires_at) else known
 
     @staticmethod
     def guard(known: Authenticated) -> Declared:
@@ -136,7 +137,7 @@ class Tokens:
         """Return what `authenticate` would return or raise now, by the reply of a guard that found a difference."""
         raw, flat = reply
         account_id, text = known.token.id.rpartition("-")[0], known.text
-        self._known.forget(text)
+        self._known.pop(text, None)
         try:
             return self._judge(text, account_id, raw, dict(zip(flat[::2], flat[1::2], strict=True)))
         except TokenRefused as refused:
@@ -153,9 +154,9 @@ class Tokens:
         record = encode(used)
 
         async def read(swapped: int) -> None:
-            if swapped:
-                self._known.replace(
-                    authenticated, msgspec.structs.replace(authenticated, token=used.token, record=record)
+            if swapped and self._known.get(authenticated.text) is authenticated:  # nothing else was read since
+                self._known[authenticated.text] = msgspec.structs.replace(
+                    authenticated, token=used.token, record=record
                 )
 
         return Step(SWAP, (tokens_key(account_id),), (short_id, authenticated.record, record), read, _not_touched)
@@ -172,7 +173,9 @@ class Tokens:
         _check_usable(token)
         profile = [fields[name] for name in (b"status", b"group", b"models", b"limits")]
         authenticated = Authenticated(token, account, raw, text, (*profile, fields.get(b"budgets", b"")))
-        self._known.add(authenticated)
+        self._known[text] = authenticated
+        if len(self._known) > MOST:
+            del self._known[next(iter(self._known))]
         return authenticated
 
     async def rotate(
@@ -546,42 +549,6 @@ class Authenticated(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<Authenticated {self.token.id}>"
-
-
-class KnownTokens:
-    """The tokens that were read last, by their texts. The one that was read longest ago is forgotten first."""
-
-    def __init__(self) -> None:
-        self._by_text: OrderedDict[str, Authenticated] = OrderedDict()
-
-    def get(self, text: str) -> Authenticated | None:
-        """Return the remembered token with this text, or None. A token that has expired meanwhile is not returned."""
-        known = self._by_text.get(text)
-        if known is not None and known.token.expires_at is not None and known.token.expires_at <= time.time():
-            return None
-        return known
-
-    def add(self, read: Authenticated) -> None:
-        """Remember a token as it was just read from the store."""
-        self._by_text[read.text] = read
-        if len(self._by_text) > MOST:
-            self._by_text.popitem(last=False)
-
-    def replace(self, known: Authenticated, changed: Authenticated) -> None:
-        """Remember a change that this process made, unless something else was read since."""
-        if self._by_text.get(known.text) is known:
-            self._by_text[known.text] = changed
-
-    def forget(self, text: str) -> None:
-        """Forget the token with this text, if it is known."""
-        self._by_text.pop(text, None)
-
-    def clear(self) -> None:
-        """Forget all tokens."""
-        self._by_text.clear()
-
-    def __len__(self) -> int:
-        return len(self._by_text)
 
 
 async def made_before(accounts: Accounts, tokens: Tokens, since: int) -> int:
