@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from gateway.base.errors import GatewayError, Misconfigured, Refused
 from gateway.base.log import log
-from gateway.chain.end_hooks import end_by_plan, may_fail_over, run_end_hooks
+from gateway.chain.end_hooks import end_by_plan, run_end_hooks
 from gateway.chain.entry import (
     END_HOOKS,
     REQUEST_HOOKS,
@@ -65,7 +65,7 @@ class Chain:
         check_order(self.entries)
         self.dialects = dialects_of(self.entries)
         self._request_entries = tuple(entry for entry in self.entries if entry.defines(*REQUEST_HOOKS, *END_HOOKS))
-        self._failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
+        self.failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
         self._misdirected_entries = tuple(entry for entry in self._request_entries if entry.plugin.sees_misdirected)
         self.plans: Plans | None = None
         """Those of requests whose first plugins prepare for them. Set by `start`, None where none does."""
@@ -161,10 +161,6 @@ class Chain:
         elif place == len(plan.entries):
             exchange.facts[PlannedChain] = plan
         return reply
-
-    async def may_fail_over(self, exchange: Exchange) -> bool:
-        """Return whether the plugins let another upstream be called after one that failed."""
-        return await may_fail_over(exchange, self._failover_entries)
 
     async def end(self, exchange: Exchange, entered: list[Entry]) -> None:
         """Run the end hooks of all entries that were entered. An exception of one does not affect the others.

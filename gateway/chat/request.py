@@ -246,14 +246,14 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
     return check_texts(raw, rules) or checked(check_in_steps(raw, rules))
 
 
-def checked(steps: Generator[None, None, Body]) -> Body:
-    """Return the body of a check that is done without its pauses. Raises `Refused`."""
+def checked(steps: Generator[None, None, Value]) -> Value:
+    """Return the result of a check that is done without its pauses. Raises `Refused`."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            body: Body = end.value
-            return body
+            result: Value = end.value
+            return result
 
 
 def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, None, Body]:
@@ -498,13 +498,7 @@ class FixedFields:
         """Return the most tokens that the fields that are set can add to a prompt."""
         if not self._always:
             return 0
-        steps = bound_prompt(msgspec.json.encode(self._always), self._always, ())
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                bound: int = end.value.text
-                return bound - REQUEST_ALLOWANCE
+        return checked(bound_prompt(msgspec.json.encode(self._always), self._always, ())).text - REQUEST_ALLOWANCE
 
 
 def _in_json(name: str, value: object) -> msgspec.Raw:

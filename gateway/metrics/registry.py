@@ -131,7 +131,6 @@ class Metrics:
     def use(self, catalogue: Catalogue) -> None:
         """Count under the names of `catalogue` from now on, and forget the series of other names."""
         self.catalogue = catalogue
-        self.channels.forget(catalogue.channels)
         self.channels.use(catalogue.channels)
         self._series = {}
         for group in (*catalogue.groups, OTHER, NONE):
@@ -252,14 +251,11 @@ class ChannelMetrics:
         self._attempts: dict[str, Numbers] = {}
         self._conditions: dict[str, Numbers] = {}
 
-    def forget(self, channels: Collection[str]) -> None:
-        """Let all channels but these have no condition any more."""
+    def use(self, channels: Collection[str]) -> None:
+        """Count under these names from now on, and let all other channels have no condition any more."""
         for key, _ in self._shared:
             if key[0] == "channel_condition" and key[1] not in channels:
                 self._shared.at(key)[0] = 0.0
-
-    def use(self, channels: Collection[str]) -> None:
-        """Count under these names from now on."""
         self._attempts = {name: self._shared.at(("attempts", name)) for name in channels}
         self._conditions = {name: self._shared.at(("channel_condition", name)) for name in channels}
         for name in channels:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
 
 from gateway.base.errors import Refused
 from gateway.chain.chain import Chain
+from gateway.chain.end_hooks import may_fail_over
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
@@ -128,7 +128,7 @@ class Failover:
             route = Route(route.candidates, route.breaker)  # another model's upstream does not have what the body names
         last: UpstreamFailure | None = None
         while untried and len(exchange.attempts) < MAX_ATTEMPTS and not caller.gone:
-            if last is not None and not await chain.may_fail_over(exchange):
+            if last is not None and not await may_fail_over(exchange, chain.failover_entries):
                 break
             if exchange.stopped is not None:
                 raise exchange.stopped
@@ -171,11 +171,3 @@ class Failover:
         """End every relay in progress, with the error event."""
         for relay in list(self.relays):
             relay.stop()
-
-    async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
-        """Close the endpoints that only this generation of the configuration used. `channels`: the channels of the running one."""
-        await self.pool.retire(generation, channels)
-
-    async def close(self) -> None:
-        """Close the idle connections to the upstreams."""
-        await self.pool.close()

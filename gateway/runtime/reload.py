@@ -130,7 +130,7 @@ class Reloader(BackgroundTask):
         await chain.idle()
         await chain.stop()
         channels = self._gateway.services.catalogue.channels
-        await self._gateway.runner.failover.retire(chain.generation, channels.values())
+        await self._gateway.runner.failover.pool.retire(chain.generation, channels.values())
 
     async def _discard(self) -> None:
         """Stop a chain that will serve nothing."""

@@ -66,7 +66,7 @@ async def opened(
                 await store.replay_after_failover()
             await store.usage.write_down()
             await gateway.chain.stop()
-            await failover.close()
+            await failover.pool.close()
 
 
 @asynccontextmanager

@@ -62,18 +62,15 @@ class Gateway:
 
     def __init__(self, port: Port, chain: Chain, services: Services, runner: ExchangeRunner) -> None:
         self.port = port
-        self.chain = chain
-        self.services = services
         self.runner = runner
         self._lookups = Lookups()
-        self.routes = LocalRoutes(services, self._lookups, runner.failover.pool)
         self.draining = self.closing = False
         self.cut = asyncio.Event()
         """Ends the wait of `drain` for open exchanges."""
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
         self._large_bodies = LargeBodies()
-        self._use(services)
+        self._use(chain, services)
         self._shared: Shared | None = None
         self._listener: Listener | None = None
         self._unserved: set[asyncio.Task[None]] = set()
@@ -101,14 +98,14 @@ class Gateway:
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
-        old, self.chain = self.chain, chain
-        self.services = services
-        self._use(services)
-        self.routes = LocalRoutes(services, self._lookups, self.runner.failover.pool)
+        old = self.chain
+        self._use(chain, services)
         self.runner.metrics.use(services.catalogue)
         return old
 
-    def _use(self, services: Services) -> None:
+    def _use(self, chain: Chain, services: Services) -> None:
+        self.chain, self.services = chain, services
+        self.routes = LocalRoutes(services, self._lookups, self.runner.failover.pool)
         self._rules = services.catalogue.body_rules(self.port)
 
     async def drain(self) -> None:
