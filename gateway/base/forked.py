@@ -38,7 +38,9 @@ class Forked:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _begin(parent, session=session)
+                if session:
+                    os.setsid()
+                end_with(parent, signal.SIGKILL)
                 work(writing)
             finally:
                 os._exit(1)
@@ -92,10 +94,9 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _begin(parent: int, *, session: bool) -> None:
-    if session:
-        os.setsid()
+def end_with(parent: int, number: int) -> None:
+    """Have this process get a signal when its parent ends. End at once where it has ended. Only Linux can do that."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -26,6 +25,7 @@ from typing import Final
 import msgspec
 
 from gateway.base.errors import GatewayError, Misconfigured, cannot_listen
+from gateway.base.forked import end_with
 from gateway.base.log import log
 from gateway.config.schema import host_port
 from gateway.runtime import logs
@@ -39,7 +39,6 @@ START_LIMIT_S: Final = 45.0
 """How long a child may take until it is ready: longer than its plugins may."""
 MAX_REPORT: Final = 64 * 1024
 
-PR_SET_PDEATHSIG: Final = 1
 READY: Final = b"+"
 
 Ready = Callable[[], None]
@@ -208,11 +207,9 @@ def open_listeners(address: str, count: int) -> list[socket.socket]:
             probe.bind((host, port))
             port = probe.getsockname()[1]
         for _ in range(count):
-            listener = socket.socket(family)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind((host, port))
-            listener.listen(4096)
+            listener = socket.create_server(
+                (host, port), family=family, backlog=4096, reuse_port=True, dualstack_ipv6=family == socket.AF_INET6
+            )
             listener.setblocking(False)
             sockets.append(listener)
     except OSError as error:
@@ -240,10 +237,7 @@ def _run_child(child: ChildProcess, parent: int, writing: int) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(CUT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(0)
+        end_with(parent, signal.SIGTERM)
         logs.configure()
         child.work(ready)
         code = 0

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -27,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -34,6 +34,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.base.errors import GatewayError, Misconfigured, cannot_use
+from gateway.base.forked import end_with
 from gateway.base.log import log
 from gateway.store import zero_bytes
 
@@ -278,22 +279,8 @@ def _spawn(data: Path, path: Path, lock: int) -> subprocess.Popen[bytes]:
         pass_fds=(lock,),
         start_new_session=True,
         umask=0o077,
-        preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509 - no other thread exists yet
+        preexec_fn=partial(end_with, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no other thread exists yet
     )
-
-
-def _end_with(parent: int) -> Callable[[], None] | None:
-    """Return a function for the child process that makes the kernel end it with its parent; None where the kernel cannot."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def set_death_signal() -> None:
-        prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it ended before the call
-            os._exit(1)
-
-    return set_death_signal
 
 
 def _at_once(path: str, flags: int) -> int:
