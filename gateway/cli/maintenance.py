@@ -27,7 +27,8 @@ from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperRecord, PepperSource, checked
 from gateway.store.tokens import made_before
 from gateway.tools.verify import Coverage, charged_in_log, compare, damage, logged
-from gateway.usage.gateways import KnownGateway, forget, gateways_of
+from gateway.usage.completeness import KnownGateway
+from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.stream import short
 
 if TYPE_CHECKING:

@@ -24,10 +24,13 @@ from gateway.base import durable
 from gateway.base.ids import LAST_MS, utc
 from gateway.base.log import log
 from gateway.usage.home import Home
+from gateway.usage.stream import short
 
 AWAY: Final = "away.json"
 READ: Final = "reader.time"
 LOCK: Final = "sink.lock"
+PRESENT_MS: Final = 60_000
+"""A gateway that was not heard of for longer does not count as present."""
 SKEW_MS: Final = 60_000
 """How much the clocks of the gateways and of the store may differ."""
 DAY_MS: Final = 86_400_000
@@ -41,23 +44,69 @@ LATE_MS: Final = 15_000
 LATE: Final = "they are not in the log yet"
 
 
-class Away(msgspec.Struct, frozen=True, array_like=True):
-    """A gateway that may have records which are nowhere else. `name`: as in its records. `files`: those of its spool.
+class About(msgspec.Struct):
+    """Self-description of a gateway, kept in the store. `listen`: its port for callers. `files`: those of records in its spool.
 
-    `forgotten_ms`: when an operator said that it has gone, else 0. `whole`: it had the whole log until then, in files of its own.
+    `stopped`: it ended in order, with nothing left in its spool. `forgotten_ms`: when an operator said that it has gone, else 0.
+    `whole`: it had the whole log until then, in files of its own. `settings`: digests of what it should have as the others do.
     """
 
-    name: str
-    host: str
-    heard_ms: int
+    host: str = ""
+    listen: str = ""
     files: int = 0
+    stopped: bool = False
     forgotten_ms: int = 0
     whole: bool = False
+    settings: dict[str, str] = {}
+
+
+class KnownGateway(msgspec.Struct):
+    """One gateway of the store. `heard_ms`: when it was last heard of."""
+
+    installation: str
+    about: About
+    heard_ms: int
+    now_ms: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its host, and the name that its records have."""
+        return f"{self.about.host} ({short(self.installation)})"
+
+    @property
+    def present(self) -> bool:
+        """Whether it was heard of just now."""
+        ended = self.about.stopped or self.about.forgotten_ms
+        return not ended and self.now_ms - self.heard_ms <= PRESENT_MS
+
+    @property
+    def heard(self) -> str:
+        """When it was last heard of, in ISO 8601."""
+        return utc(self.heard_ms)
+
+    def differs(self, own: KnownGateway | None) -> list[str]:
+        """The settings that are not those of another gateway; none of one that does not run, or does not say."""
+        if own is None or not (self.present and self.about.settings and own.about.settings):
+            return []
+        theirs, ours = self.about.settings, own.about.settings
+        return sorted(name for name in theirs.keys() | ours if theirs.get(name) != ours.get(name))
+
+    @property
+    def may_have_records(self) -> bool:
+        """Whether it may have records in its spool that can still come."""
+        about = self.about
+        return bool(not about.forgotten_ms and (about.files or not (self.present or about.stopped)))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it may have records which are nowhere else: not present, with files in the spool, or forgotten."""
+        return bool(self.about.forgotten_ms or self.may_have_records)
 
     @property
     def between_ms(self) -> tuple[int, int]:
-        """When a request arrived that it may have: with files to write, at any time before, too."""
-        return 0 if self.files or self.whole else self.heard_ms - SETTLED_MS, self.forgotten_ms or LAST_MS
+        """When a request arrived that it may have while it is away: with files to write, at any time before, too."""
+        first_ms = 0 if self.about.files or self.about.whole else self.heard_ms - SETTLED_MS
+        return first_ms, self.about.forgotten_ms or LAST_MS
 
     def may_have(self, since_ms: int | None, until_ms: int | None) -> bool:
         """Return whether it may have requests that arrived in this time, or their ends."""
@@ -65,13 +114,12 @@ class Away(msgspec.Struct, frozen=True, array_like=True):
         return _touches(first_ms, last_ms, since_ms, until_ms)
 
     def note(self, *, with_host: bool = True) -> str:
-        """Return a sentence that names it. Callers do not learn its host."""
-        name = f"{self.host} ({self.name})" if with_host else self.name
-        heard = f"gateway {name} was last heard of at {utc(self.heard_ms)}"
-        if self.forgotten_ms:
-            what = "the log until then, which its disk had, is lost" if self.whole else "what it had then is lost"
-            return f"{heard} and forgotten at {utc(self.forgotten_ms)}: {what}"
-        return f"{heard}{held(self.files)}: requests of it may be missing here"
+        """Return a sentence about it while it is away. Callers do not learn its host."""
+        heard = f"gateway {self.name if with_host else short(self.installation)} was last heard of at {self.heard}"
+        if self.about.forgotten_ms:
+            what = "the log until then, which its disk had, is lost" if self.about.whole else "what it had then is lost"
+            return f"{heard} and forgotten at {utc(self.about.forgotten_ms)}: {what}"
+        return f"{heard}{held(self.about.files)}: requests of it may be missing here"
 
 
 def notes(
@@ -106,10 +154,10 @@ def held(files: int) -> str:
     return f", and had {files} files of records in its spool" if files else ""
 
 
-def load(folder: Path) -> list[Away]:
+def load(folder: Path) -> list[KnownGateway]:
     """Return the gateways that may have records. Blocks."""
     try:
-        return msgspec.json.decode(durable.read(folder / AWAY), type=list[Away])
+        return msgspec.json.decode(durable.read(folder / AWAY), type=list[KnownGateway])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError) as error:
@@ -117,10 +165,10 @@ def load(folder: Path) -> list[Away]:
         return []
 
 
-def save(folder: Path, away: Iterable[Away]) -> None:
-    """Keep the gateways that may have records. Blocks; raises `OSError`."""
+def save(folder: Path, gateways: Iterable[KnownGateway]) -> None:
+    """Keep those of these gateways that may have records. Blocks; raises `OSError`."""
     durable.make_folder(folder)
-    durable.write(folder / AWAY, msgspec.json.encode(list(away)))
+    durable.write(folder / AWAY, msgspec.json.encode([each for each in gateways if each.is_away]))
 
 
 def has_all(folder: Path, at_s: float) -> None:

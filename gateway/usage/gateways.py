@@ -13,23 +13,20 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from gateway.base.errors import GatewayError
-from gateway.base.ids import arrival_ms, ms_of, utc
+from gateway.base.ids import arrival_ms, ms_of
 from gateway.store.client.client import Client, Script
-from gateway.usage.completeness import LONGEST_MS, SETTLED_MS, Away, held
+from gateway.usage.completeness import LONGEST_MS, SETTLED_MS, About, KnownGateway, held
 from gateway.usage.database import UsageFiles
 from gateway.usage.home import Home
 from gateway.usage.record import Record
 from gateway.usage.stream import GATEWAYS, HEARD, HOME, short
 
-PRESENT_MS: Final = 60_000
-"""A gateway that was not heard of for longer does not count as present."""
 FILES: Final = "sqlite"
 DATABASE: Final = "postgresql"
 _FORGET: Final = "`gateway gateways forget"
@@ -54,60 +51,6 @@ _TIME: Final = Script("time", 'return redis.call("TIME")')
 
 class HomeTaken(GatewayError):
     """The gateways of the store log elsewhere."""
-
-
-class About(msgspec.Struct):
-    """Self-description of a gateway, kept in the store. `listen`: its port for callers. `files`: those of records in its spool.
-
-    `stopped`: it ended in order, with nothing left in its spool. `forgotten_ms`: when an operator said that it has gone, else 0.
-    `whole`: it had the whole log until then, in files of its own. `settings`: digests of what it should have as the others do.
-    """
-
-    host: str = ""
-    listen: str = ""
-    files: int = 0
-    stopped: bool = False
-    forgotten_ms: int = 0
-    whole: bool = False
-    settings: dict[str, str] = {}
-
-
-class KnownGateway(msgspec.Struct):
-    """One gateway of the store. `heard_ms`: when it was last heard of."""
-
-    installation: str
-    about: About
-    heard_ms: int
-    now_ms: int
-
-    @property
-    def name(self) -> str:
-        """Its host, and the name that its records have."""
-        return f"{self.about.host} ({short(self.installation)})"
-
-    @property
-    def present(self) -> bool:
-        """Whether it was heard of just now."""
-        ended = self.about.stopped or self.about.forgotten_ms
-        return not ended and self.now_ms - self.heard_ms <= PRESENT_MS
-
-    @property
-    def heard(self) -> str:
-        """When it was last heard of, in ISO 8601."""
-        return utc(self.heard_ms)
-
-    def differs(self, own: KnownGateway | None) -> list[str]:
-        """The settings that are not those of another gateway; none of one that does not run, or does not say."""
-        if own is None or not (self.present and self.about.settings and own.about.settings):
-            return []
-        theirs, ours = self.about.settings, own.about.settings
-        return sorted(name for name in theirs.keys() | ours if theirs.get(name) != ours.get(name))
-
-    @property
-    def may_have_records(self) -> bool:
-        """Whether it may have records in its spool that can still come."""
-        about = self.about
-        return bool(not about.forgotten_ms and (about.files or not (self.present or about.stopped)))
 
 
 class Membership:
@@ -233,22 +176,6 @@ async def forget(client: Client, gateway: KnownGateway) -> None:
         await client.call("DEL", HOME)
 
 
-def away_of(gateways: Iterable[KnownGateway]) -> list[Away]:
-    """Return the gateways that may have records which are nowhere else: not present, with files in the spool, or forgotten."""
-    return [
-        Away(
-            short(each.installation),
-            each.about.host,
-            each.heard_ms,
-            each.about.files,
-            each.about.forgotten_ms,
-            each.about.whole,
-        )
-        for each in gateways
-        if each.about.forgotten_ms or each.may_have_records
-    ]
-
-
 def _about(text: bytes) -> About:
     """Return what a gateway said; of a later version's text, what is understood."""
     try:
@@ -285,7 +212,7 @@ class Others(msgspec.Struct, frozen=True):
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each reason why some requests are missing here."""
         yield from self.unread
-        yield from (away.note() for away in away_of(self.gateways))
+        yield from (each.note() for each in self.gateways if each.is_away)
 
     def _ends(self, at: int, gateway: str | None = None) -> Iterator[str]:
         """Yield a sentence for each reason why a request that arrived then may have ended, at `gateway` if that is known."""
@@ -295,17 +222,16 @@ class Others(msgspec.Struct, frozen=True):
                 continue
             if each.about.forgotten_ms:
                 if gateway is not None:
-                    yield from (away.note() for away in away_of([each]))
+                    yield each.note()
             elif gateway is not None or (not each.about.stopped and each.heard_ms - LONGEST_MS <= at):
                 yield _ask_there(each, received)
 
     def _may_have(self, arrived_ms: int) -> Iterator[str]:
         for each in self.gateways:
             if each.about.forgotten_ms:
-                (away,) = away_of([each])
-                first_ms, last_ms = away.between_ms
+                first_ms, last_ms = each.between_ms
                 if first_ms <= arrived_ms <= last_ms:
-                    yield away.note()
+                    yield each.note()
             elif each.about.stopped:  # it has written all, and receives nothing
                 continue
             elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
@@ -336,20 +262,3 @@ async def others_of(client: Client, home: Home, installation: str, spooled: int)
             else f"the log of this store is in the files of gateway {first}: ask there"
         )
     return Others([gateway for gateway in found if gateway.installation != installation], unread)
-
-
-async def remove_consumer(client: Client, stream: str, installation: str, group: str) -> None:
-    """Remove the place of a gateway among the readers of a stream, unless it has entries."""
-    with suppress(GatewayError):
-        await client.run(_REMOVE, [stream], [group, installation])
-
-
-_REMOVE: Final = Script(
-    "remove_consumer",
-    """
-if #redis.call("XPENDING", KEYS[1], ARGV[1], "-", "+", 1, ARGV[2]) == 0 then
-  redis.call("XGROUP", "DELCONSUMER", KEYS[1], ARGV[1], ARGV[2])
-end
-return 0
-""",
-)

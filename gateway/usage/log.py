@@ -10,6 +10,10 @@
 6. **Ends that neither the store nor the disk accepts are kept in memory** until one of them does (`Unwritten`). Requests that
    reached an upstream are charged, so their ends come first: what was refused is dropped when it needs more than its share of the
    memory. While neither accepts anything, no request reaches an upstream, so the charged ones are few.
+7. **That a request never arrived may be said only where `SearchResult.unasked` is empty, too** (`ask`): it is searched for in the
+   home, among the entries that are not in it yet, and in ClickHouse, and `gateways.Others` names the gateways that may know of it.
+   The store itself searches among the entries, a page at a time, and returns only those that name the request: a page takes it a
+   few milliseconds, and other calls are served between two pages.
 """
 
 from __future__ import annotations
@@ -32,10 +36,11 @@ from gateway.operations.operation import Operation
 from gateway.store.client.client import Client, Script
 from gateway.store.client.durability import ReplayBuffer
 from gateway.store.client.steps import HOLE, Declared, Step
+from gateway.usage import queries
+from gateway.usage.database import UnusableFile
 from gateway.usage.gateways import Others, others_of
 from gateway.usage.home import Home
-from gateway.usage.record import PreparedRecord, Record, WrittenRecord, caller_of, encode, line_of
-from gateway.usage.search import Search, SearchResult
+from gateway.usage.record import PreparedRecord, Record, WrittenRecord, caller_of, decode, encode, line_of
 from gateway.usage.stream import Spool, id_of, installation_of, short, streams_of
 
 if TYPE_CHECKING:
@@ -50,12 +55,37 @@ MAX_RECENT_BYTES: Final = 8 * 1024 * 1024
 
 _APPEND: Final = Script("append", "return redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[2])")
 
+_SEARCH: Final = Script(
+    "search",
+    """
+local found, page = {}, redis.call("XRANGE", KEYS[1], ARGV[1], ARGV[2], "COUNT", ARGV[3])
+for _, entry in ipairs(page) do
+  local line = entry[2][2]
+  if line and string.find(line, ARGV[4], 1, true) then found[#found + 1] = line end
+end
+return {#page == tonumber(ARGV[3]) and page[#page][1] or "", found}
+""",
+)
+
 MEASURE_S: Final = 1.0
 PAGE: Final = 1000
+SEARCHED: Final = 200
+"""Entries among which the store searches at once."""
+MAX_CLOCK_SKEW_MS: Final = 60_000
+"""How much earlier than the time in its id a request's entries may be. They may be any time later."""
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_REFUSED_BYTES: Final = 8 * 1024 * 1024
 LOG_INTERVAL_S: Final = 10.0
+
+
+class SearchResult(msgspec.Struct, frozen=True):
+    """What is known of a request. `unasked` has a sentence for each reason why more may be known elsewhere: of one without a
+    `record` that it arrived, of one whose record is open how it ended.
+    """
+
+    record: Record | None
+    unasked: list[str] = []
 
 
 class UsageLog:
@@ -89,7 +119,8 @@ class UsageLog:
         self._full = False
         self._measured = -MEASURE_S
         self._unwritten = Unwritten()
-        self._search = Search(client, home, self.streams, self.known, clickhouse)
+        self._clickhouse = clickhouse
+        self._searching = asyncio.Lock()
 
     def opened(self, exchange: Exchange) -> Record:
         """Return the record of a request that arrives."""
@@ -199,9 +230,61 @@ class UsageLog:
             await asyncio.gather(*map(self.send, recent[start : start + PAGE]))
         return len(recent)
 
-    async def ask(self, id: str, account: str | None = None) -> SearchResult:  # noqa: A002
-        """Return a request's record as far as it is known, and which gateways may know of one that is not, see `Search.ask`."""
-        return await self._search.ask(id, account)
+    async def ask(self, id: str, account: str | None = None) -> SearchResult:  # noqa: A002 - the field's name
+        """Return a request's record as far as it is known, or who else may know of it.
+
+        With `account`, return only that account's: a record without one (refused before an account was found, or not yet
+        ended) is for operators alone. Raises `StoreAway` where the store is needed and does not answer.
+        """
+        record, unusable = await self._look(id)
+        if record is None or account not in (None, record.account):
+            # What the other gateways hold is asked first: what they write afterwards is found by the second search.
+            known = await self.known()
+            record, unusable = await self._look(id)
+        if record is None or account not in (None, record.account):
+            # A caller learns the same of a request of another account as of one that is nowhere. An arrival has no account: whose
+            # request it is, and how it ended, another gateway may know.
+            return SearchResult(None, [*map(str, unusable), *known.unasked(id, ended=account is not None)])
+        if record.outcome:
+            return SearchResult(record)
+        return SearchResult(record, [*map(str, unusable), *(await self.known()).may_have_end(record)])
+
+    async def _look(self, id: str) -> tuple[Record | None, list[UnusableFile]]:  # noqa: A002
+        """Return a request's record as far as it is known here, and the error of a home that may have it, or its end."""
+        unusable: list[UnusableFile] = []
+        try:
+            record = await asyncio.to_thread(queries.find, self.home, id)
+        except UnusableFile as error:
+            record = None
+            unusable.append(error)
+        if record is None or record.outcome is None:
+            waiting = await self._waiting(id)
+            if not unusable and (waiting is None or waiting.outcome is None):
+                # A sink writes an entry before it removes it: one that left the stream meanwhile is in the home by now.
+                waiting = await asyncio.to_thread(queries.find, self.home, id) or waiting
+            record = waiting
+        if record is None and self._clickhouse is not None:
+            record = await self._clickhouse.find(id)
+        return record, unusable
+
+    async def _waiting(self, id: str) -> Record | None:  # noqa: A002 - the field's name
+        """Return the end of a request if it waits in a stream, else its arrival. Raises `StoreAway`."""
+        try:
+            start = f"{max(0, arrival_ms(id) - MAX_CLOCK_SKEW_MS)}"
+        except ValueError:
+            return None
+        arrival: Record | None = None
+        async with self._searching:  # one search at a time in a process
+            for stream in self.streams:
+                after = start
+                while after:
+                    cursor, lines = await self.client.run(_SEARCH, [stream], [after, "+", SEARCHED, id])
+                    for record in filter(None, map(_decoded, lines)):
+                        if record.id == id and record.outcome is not None:
+                            return record
+                        arrival = record if record.id == id else arrival
+                    after = f"({cursor.decode()}" if cursor else ""
+        return arrival
 
     async def known(self) -> Others:
         """Return what the home may not have, at this moment. Raises `StoreAway`."""
@@ -273,6 +356,14 @@ class UsageLog:
             raise StoreAway(
                 f"the usage log can be written neither to the store nor to the disk ({error.strerror})"
             ) from None
+
+
+def _decoded(line: bytes) -> Record | None:
+    """Return a record; None for an entry that the sink will set aside."""
+    try:
+        return decode(line)
+    except msgspec.MsgspecError:
+        return None
 
 
 class SentArrival(msgspec.Struct, eq=False):

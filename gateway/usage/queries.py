@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -242,10 +242,11 @@ def _reporting() -> Iterator[None]:
         log.error("usage_file_unusable", reason=str(error))
 
 
-class AllRequestsQuery(msgspec.Struct, frozen=True):
-    """Which of all requests are listed, also those that have not ended. `after`: only requests that arrived before this one.
+class RequestsQuery(msgspec.Struct, frozen=True):
+    """Which requests are listed, of an account or of all. Of an account, those that have ended: before, none is known to be its.
 
-    `lowest` and `highest` are bounds of their ids, the second one exclusive. `reference` is a hash.
+    `after`: only requests that arrived before this one. `lowest` and `highest` are bounds of their ids, the second one exclusive.
+    `reference` is a hash, of one of the account's own.
     """
 
     account: str | None = None
@@ -261,14 +262,14 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
     operation: str | None = None
     reference: str | None = None
     tag: str | None = None
-    always: ClassVar[str] = ""
 
     @property
     def scope(self) -> tuple[str, list[str]]:
         """The condition that an index finds rows by, and its values."""
-        if self.reference is not None:
-            return "reference = ? AND reference != ''", [self.reference]
-        return ("true", []) if self.account is None else ("account = ?", [self.account])
+        if self.reference is None:
+            return ("true", []) if self.account is None else ("account = ?", [self.account])
+        # The `||` keeps SQLite from the index of accounts, the comparison lets it use that of references.
+        return "reference = ? AND reference != '' AND account || '' = ?", [self.reference, self.account or ""]
 
     @property
     def filters(self) -> tuple[str, list[str]]:
@@ -277,33 +278,6 @@ class AllRequestsQuery(msgspec.Struct, frozen=True):
         conditions, values = equal({name: getattr(self, name) for name in names})
         tag, more = tagged(self.tag) if self.tag else ("", [])
         return conditions + tag, values + more
-
-
-class RequestsQuery(msgspec.Struct, frozen=True):
-    """Which of an account's requests are listed. `reference` is a hash; `after`: only requests that arrived before this one."""
-
-    account: str
-    after: str = ""
-    model: str | None = None
-    outcome: Outcome | None = None
-    reference: str | None = None
-    operation: str | None = None
-    lowest: ClassVar[str] = ""
-    highest: ClassVar[str] = _AFTER_ALL_IDS
-    always: ClassVar[str] = " AND outcome IS NOT NULL"
-
-    @property
-    def scope(self) -> tuple[str, list[str]]:
-        """The condition that an index finds rows by, and its values."""
-        if self.reference is None:
-            return "account = ?", [self.account]
-        # The `||` keeps SQLite from the index of accounts, the comparison lets it use that of references.
-        return "reference = ? AND reference != '' AND account || '' = ?", [self.reference, self.account]
-
-    @property
-    def filters(self) -> tuple[str, list[str]]:
-        """The further conditions, and their values."""
-        return equal({"model": self.model, "outcome": self.outcome, "operation": self.operation})
 
 
 class RequestList(msgspec.Struct):
@@ -315,15 +289,14 @@ class RequestList(msgspec.Struct):
 
 def page(
     home: Home,
-    wanted: RequestsQuery | AllRequestsQuery,
+    wanted: RequestsQuery,
     limit: int,
     unusable: list[UnusableFile],
     most: int | None = None,
 ) -> RequestList:
     """Return up to `limit` requests, newest first. It may be fewer, also where more follow: after `most` rows a page ends.
 
-    Of an account, those that have ended. Where a file cannot be read, its error is added to `unusable`, and its requests are left
-    out.
+    Where a file cannot be read, its error is added to `unusable`, and its requests are left out.
     """
     found, before, unread = RequestList([]), min(wanted.after or _AFTER_ALL_IDS, wanted.highest), most or MAX_SCANNED
     first, last = _month(wanted.lowest, _FIRST_MONTH), _month(before, _LAST_MONTH)
@@ -367,7 +340,7 @@ def own_sums(
     return found
 
 
-def _edge(part: Part, wanted: RequestsQuery | AllRequestsQuery, before: str, unread: int) -> tuple[str, int]:
+def _edge(part: Part, wanted: RequestsQuery, before: str, unread: int) -> tuple[str, int]:
     """Return the request at which a page ends that is not full before, if any, and how many rows its filters may skip."""
     if not wanted.filters[1]:
         return "", 0
@@ -378,9 +351,9 @@ def _edge(part: Part, wanted: RequestsQuery | AllRequestsQuery, before: str, unr
     return (edge if scanned >= unread else ""), scanned
 
 
-def _select(part: Part, wanted: RequestsQuery | AllRequestsQuery, between: tuple[str, str], limit: int) -> list[Record]:
+def _select(part: Part, wanted: RequestsQuery, between: tuple[str, str], limit: int) -> list[Record]:
     (scope, own), (conditions, values) = wanted.scope, wanted.filters
-    terms = f"WHERE {scope} AND id >= ? AND id < ?{wanted.always}{conditions} ORDER BY id DESC LIMIT ?"
+    terms = f"WHERE {scope} AND id >= ? AND id < ?{conditions} ORDER BY id DESC LIMIT ?"
     return [record_of(row) for row in select_rows(part, terms, (*own, *between, *values, limit))]
 
 

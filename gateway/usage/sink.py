@@ -7,7 +7,7 @@
 3. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends.
 4. **While the home cannot be written, nothing is read**: the stream holds the entries, and beyond its room the spool.
 
-It also closes requests that never ended, as `gateway_crashed` (`Closing`):
+It also closes requests that never ended, as `gateway_crashed` (`close_lost`):
 
 5. **Only when nothing waits that could be the end**: all is written that is older than the margin within which a request has
    ended, and its gateway has no spool, and is there, or was forgotten, or ended in order.
@@ -37,8 +37,9 @@ from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client, Script
 from gateway.store.money.wallet import Wallet
 from gateway.usage import completeness
+from gateway.usage.completeness import KnownGateway
 from gateway.usage.database import month_before
-from gateway.usage.gateways import KnownGateway, Membership, away_of, gateways_of, now_ms, remove_consumer
+from gateway.usage.gateways import Membership, gateways_of, now_ms
 from gateway.usage.home import Home, home_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked, encode
@@ -80,6 +81,17 @@ return reply and reply[1][2] or {}
 """,
 )
 """Return entries that were given to the consumer before, or to others for too long. Some may have been removed since."""
+
+_REMOVE: Final = Script(
+    "remove_consumer",
+    """
+if #redis.pcall("XPENDING", KEYS[1], ARGV[1], "-", "+", 1, ARGV[2]) == 0 then
+  redis.pcall("XGROUP", "DELCONSUMER", KEYS[1], ARGV[1], ARGV[2])
+end
+return 0
+""",
+)
+"""Remove the place of a gateway among the readers of a stream, unless it has entries."""
 
 AT_ONCE: Final = 2000
 LOOKED_UP: Final = 200
@@ -141,7 +153,6 @@ class Sink:
         self.home = usage.home
         self.reader = GroupReader(usage.client, usage.streams, usage.installation)
         self._membership = Membership(usage.client, usage.home, usage.installation, settings, listen=listen)
-        self._closing = Closing(usage.client, self.home)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
@@ -196,18 +207,31 @@ class Sink:
                 if self.home.shared:
                     await self._membership.leave()
                     for stream in self.usage.streams:
-                        await remove_consumer(self.usage.client, stream, self.usage.installation, GROUP)
+                        await self.usage.client.run(_REMOVE, [stream], [GROUP, self.usage.installation])
                 if not self._failing:
                     completeness.ended(self.usage.folder)
 
     async def close_lost(self, before_ms: int) -> int:
         """Write ends for requests that arrived before `before_ms` and never ended; return how many. Raises `StoreAway`."""
-        ends = await self._closing.ends(before_ms, await gateways_of(self.usage.client))
-        if ends:
+        spooling = {short(each.installation) for each in await gateways_of(self.usage.client) if each.may_have_records}
+        lost = await done(self.home, partial(self.home.open_requests, before_ms, spooling, AT_ONCE))
+        ended = await self._ends_of_holds(lost[:LOOKED_UP])
+        if ends := [ended.get(record.id) or _closed(record) for record in lost]:
             for line in map(encode, ends):
                 await self.usage.send(line)
             log.warning("requests_never_ended", closed_as="gateway_crashed", count=len(ends))
         return len(ends)
+
+    async def _ends_of_holds(self, lost: list[Record]) -> dict[str, Record]:
+        """Return ends for those requests that held money: with the account, and what it was charged for them."""
+        ended: dict[str, Record] = {}
+        arrivals = {record.id: record for record in lost}
+        if arrivals:
+            client = self.usage.client
+            async for account in Accounts(client).all():
+                for id, charged in (await Wallet(client).ends(account.id, list(arrivals))).items():  # noqa: A001
+                    ended[id] = _closed(arrivals[id], account=account.id, charge_micros=charged)
+        return ended
 
     async def _say(self) -> None:
         """Say that this gateway is there, once a second; and keep now and then which others may have records."""
@@ -222,7 +246,7 @@ class Sink:
             others = [each for each in found if each is not own]
             self._compare(own, others)
             if others != self._gateways:
-                await asyncio.to_thread(completeness.save, self.usage.folder, away_of(others))
+                await asyncio.to_thread(completeness.save, self.usage.folder, others)
             self._gateways, self._last_look = others, now
 
     def _compare(self, own: KnownGateway | None, others: Iterable[KnownGateway]) -> None:
@@ -392,32 +416,6 @@ async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), PAUSE_S)
     return False
-
-
-class Closing:
-    """Finds the requests that never ended."""
-
-    def __init__(self, client: Client, home: Home) -> None:
-        self._client = client
-        self._wallet = Wallet(client)
-        self._home = home
-
-    async def ends(self, before_ms: int, gateways: Iterable[KnownGateway]) -> list[Record]:
-        """Return ends for requests that arrived before `before_ms` and never ended, some at a time. Raises `StoreAway`."""
-        spooling = {short(each.installation) for each in gateways if each.may_have_records}
-        lost = await done(self._home, partial(self._home.open_requests, before_ms, spooling, AT_ONCE))
-        ended = await self._ends_of_holds(lost[:LOOKED_UP])
-        return [ended.get(record.id) or _closed(record) for record in lost]
-
-    async def _ends_of_holds(self, lost: list[Record]) -> dict[str, Record]:
-        """Return ends for those requests that held money: with the account, and what it was charged for them."""
-        ended: dict[str, Record] = {}
-        arrivals = {record.id: record for record in lost}
-        if arrivals:
-            async for account in Accounts(self._client).all():
-                for id, charged in (await self._wallet.ends(account.id, list(arrivals))).items():  # noqa: A001
-                    ended[id] = _closed(arrivals[id], account=account.id, charge_micros=charged)
-        return ended
 
 
 def _closed(arrival: Record, **changes: object) -> Record:

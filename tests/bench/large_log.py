@@ -21,7 +21,7 @@ from gateway.usage import postgres, queries
 from gateway.usage.database import COLUMNS, GROUPS, SUM_COLUMNS, SUMS, record_of, row_of
 from gateway.usage.home import postgres as opened
 from gateway.usage.postgres import Postgres
-from gateway.usage.queries import AllRequestsQuery, RequestsQuery, own_sums, page
+from gateway.usage.queries import RequestsQuery, own_sums, page
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, Record
 from gateway.usage.sums import Order, Selected, totals
 from tests.postgres import PostgresServer
@@ -123,8 +123,8 @@ def ask(home: Postgres) -> None:
         lambda: page(home, RequestsQuery((r := chance.choice(named)).account, reference=r.reference), 20, []),
     )
     timed("an account's sums of 30 days", lambda: own_sums(home, account(), ["day"], "2026-10-01", "2026-10-30", []))
-    timed("the newest 100 of all", lambda: page(home, AllRequestsQuery(), 100, []))
-    timed("an operator's list of an account", lambda: page(home, AllRequestsQuery(account=account()), 100, [], 10_000))
+    timed("the newest 100 of all", lambda: page(home, RequestsQuery(), 100, []))
+    timed("an operator's list of an account", lambda: page(home, RequestsQuery(account=account()), 100, [], 10_000))
     day = Selected(since_ms=MONTHS["2026-10"], until_ms=MONTHS["2026-10"] + 86_400_000)
     timed("sums of a day by model", lambda: totals(home, ("model",), day, Order(10), []))
     timed("sums of all by month", lambda: totals(home, ("month",), Selected(), Order(10), []))

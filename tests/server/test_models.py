@@ -24,7 +24,7 @@ from gateway.server.own_records import MAX_QUERIES, THREADS, Lookups, notes_of
 from gateway.server.routes import KNOWN_PATHS, ModelList, misdirected, operation_of
 from gateway.store.client.client import Client
 from gateway.testing import running
-from gateway.usage.completeness import Away, save
+from gateway.usage.completeness import About, KnownGateway, save
 from gateway.usage.database import UsageFiles
 from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get
@@ -242,8 +242,9 @@ DAY_MS = 86_400_000
 
 
 def test_other_gateways_that_may_have_more_are_named_without_their_hosts(tmp_path: Path) -> None:
-    away = [Away("0a1b2c3d", "host-one", 10 * DAY_MS), Away("4e5f6a7b", "host-two", 2 * DAY_MS, 0, 3 * DAY_MS)]
-    save(tmp_path, away)
+    one, two = About("host-one"), About("host-two", forgotten_ms=3 * DAY_MS)
+    pairs = (("0a1b2c3d", one, 10 * DAY_MS), ("4e5f6a7b", two, 2 * DAY_MS))
+    save(tmp_path, [KnownGateway(*each, now_ms=20 * DAY_MS) for each in pairs])
     assert notes_of(UsageFiles(tmp_path), [], 4 * DAY_MS, 18 * DAY_MS) == [
         "Gateway 0a1b2c3d was last heard of at 1970-01-11T00:00:00.000Z: requests of it may be missing here."
     ]

@@ -18,7 +18,7 @@ from gateway.domain.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.store.client.durability import Masters
 from gateway.store.embedded import EmbeddedStore
-from gateway.usage import log, search
+from gateway.usage import log
 from gateway.usage import log as module
 from gateway.usage.database import UsageFiles, path_of
 from gateway.usage.home import Home
@@ -164,7 +164,7 @@ async def test_a_request_is_found_in_the_stream_before_it_is_in_the_files(usage:
 async def test_a_request_is_found_among_many_others_in_the_stream(
     usage: UsageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "PAGE", 10)
+    monkeypatch.setattr(log, "SEARCHED", 10)
     wanted = arrival()
     await usage.submit_arrival(wanted)
     await asyncio.gather(*(usage.submit_arrival(arrival()) for _ in range(45)))

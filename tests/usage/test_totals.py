@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.base.ids import arrival_ms
@@ -310,9 +311,7 @@ def all_pages(home: Home, wanted: RequestsQuery, limit: int) -> list[Record]:
     """Return what all pages have, and assert that no page has too much."""
     found, after = list[Record](), wanted.after
     while True:
-        part = page(
-            home, RequestsQuery(wanted.account, after, wanted.model, wanted.outcome, wanted.reference), limit, []
-        )
+        part = page(home, msgspec.structs.replace(wanted, after=after), limit, [])
         assert len(part.records) <= limit
         found += part.records
         if not part.next:

@@ -32,9 +32,9 @@ from gateway.store.accounts import Account
 from gateway.usage import completeness, queries
 from gateway.usage.database import UnusableFile
 from gateway.usage.home import Home
-from gateway.usage.queries import AllRequestsQuery
+from gateway.usage.log import SearchResult
+from gateway.usage.queries import RequestsQuery
 from gateway.usage.record import AttemptRecord, Record, charge_of, hashed_reference
-from gateway.usage.search import SearchResult
 
 SCANNED: Final = 10_000
 """Rows that are compared with the filters between two looks at the time."""
@@ -244,7 +244,7 @@ async def _find(client: LocalClient, id: str) -> SearchResult:  # noqa: A002
     return SearchResult(record) if record is not None and record.outcome else await client.store.usage.ask(id)
 
 
-def wanted_of(query: Filters) -> AllRequestsQuery:
+def wanted_of(query: Filters) -> RequestsQuery:
     """Return what the files are asked for. Raises `Refused` (400)."""
     since_ms, until_ms = between(query.since, query.until)
     account = query.account or None
@@ -257,7 +257,7 @@ def wanted_of(query: Filters) -> AllRequestsQuery:
             raise Refused(400, "invalid_request", text, param="reference")
         reference = hashed_reference(account, reference)
     prefix = query.id or ""
-    return AllRequestsQuery(
+    return RequestsQuery(
         account=account,
         lowest=max(prefix, "" if since_ms is None else first_id(since_ms)),
         highest=min(prefix + _AFTER_PREFIX, _AFTER_PREFIX if until_ms is None else first_id(until_ms)),

@@ -23,7 +23,7 @@ from gateway.usage import queries
 from gateway.usage.completeness import notes
 from gateway.usage.database import SUMS, UnusableFile
 from gateway.usage.home import Home
-from gateway.usage.queries import AllRequestsQuery
+from gateway.usage.queries import RequestsQuery
 from gateway.usage.record import Record
 from gateway.usage.sums import NAMES, TAG, Order, Row, Selected, totals
 
@@ -204,7 +204,7 @@ def _decoded(after: str, width: int) -> tuple[str, ...]:
     return names
 
 
-async def _records_as_csv(home: Home, wanted: AllRequestsQuery) -> AsyncIterator[str]:
+async def _records_as_csv(home: Home, wanted: RequestsQuery) -> AsyncIterator[str]:
     """Yield lines of CSV. No file is open while they are sent, so that a slow reader keeps nothing from the log."""
     yield csv_line(Record.__struct_fields__)
     while True:
@@ -216,7 +216,7 @@ async def _records_as_csv(home: Home, wanted: AllRequestsQuery) -> AsyncIterator
         wanted = msgspec.structs.replace(wanted, after=after)
 
 
-def _lines(home: Home, wanted: AllRequestsQuery) -> tuple[str, str]:
+def _lines(home: Home, wanted: RequestsQuery) -> tuple[str, str]:
     """Return some records as lines, and after which one the next begin; empty where there are none."""
     found = queries.page(home, wanted, ROWS, [], SCANNED)
     return "".join(csv_line(msgspec.to_builtins(record).values()) for record in found.records), found.next
