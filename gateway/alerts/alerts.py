@@ -19,9 +19,11 @@ import msgspec
 
 from gateway.alerts import event
 from gateway.alerts.event import Event, EventClaim, Outbox
-from gateway.base.amounts import MICROS
+from gateway.base.amounts import MICROS, amount
 from gateway.base.errors import StoreError
+from gateway.base.ids import utc
 from gateway.base.log import log
+from gateway.base.text import counted
 from gateway.config.schema import AlertSettings
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels, ChannelStatus, Condition
@@ -30,6 +32,7 @@ from gateway.store.client.client import Client
 MAX_WAITING: Final = 10_000
 """Events in memory that the store has not accepted yet."""
 MAX_NOTED: Final = 20_000
+MAX_ERROR: Final = 200
 REPEAT_S: Final = 300.0
 """How long what was noted is not noted again. An account that recovered and is low again may be noticed so much later."""
 UP_AFTER_S: Final = 10.0
@@ -76,7 +79,21 @@ class Alerts:
         if self._first(key, level):
             now_ms = event.now_ms()
             left = event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(0, ends_at_ms - now_ms) + event.LATE_MS
-            made = event.budget_reached(account, token_id, window, used, limit, level, ends_at_ms)
+            owner = f"token {token_id} of account {account}" if token_id else f"account {account}"
+            unit = "requests" if window == "requests" else "micros"
+            numbers = f"{used} of {limit}" if unit == "requests" else f"{amount(used)} of {amount(limit)}"
+            made = event.event(
+                "budget.reached",
+                f"the budget `{window}` of {owner} has reached {level} %: {numbers}",
+                account=account,
+                token=token_id or None,
+                window=window,
+                percent=level,
+                used=used,
+                limit=limit,
+                unit=unit,
+                ends_at=None if ends_at_ms is None else utc(ends_at_ms),
+            )
             self._add(key, EventClaim(f"{key}:{level}", made, left))
 
     def balance(self, account: str, available: int) -> None:
@@ -93,9 +110,10 @@ class Alerts:
         if state == "above":  # also where this process never saw it low: another one may have
             self._add(account, EventClaim(key))
         else:
-            self._add(
-                account, EventClaim(key, event.low_balance(account, available, threshold), event.LASTING_WINDOW_MS)
-            )
+            text = f"account {account} may spend {amount(available)} more, less than {amount(threshold)}"
+            amounts = {"available_micros": available, "threshold_micros": threshold}
+            made = event.event("balance.low", text, account=account, **amounts)
+            self._add(account, EventClaim(key, made, event.LASTING_WINDOW_MS))
 
     def channel_states(self, statuses: Mapping[str, ChannelStatus]) -> None:
         """Note which channels fail for some accounts, which the circuit breaker has closed for all, and which of them work again.
@@ -109,22 +127,30 @@ class Alerts:
             key = f"channel:{name}"
             failing = sum(account.failing and account.firm for account in status.accounts.values())
             if status.shown is Condition.FAILING and failing and self._first(f"failing:{name}", "failing"):
-                made = event.channel_failing(name, failing, status.error)
+                error = status.error[:MAX_ERROR]
+                text = f"channel {name} fails for {counted(failing, 'account')}: {error or 'no error known'}"
+                made = event.event("channel.failing", text, channel=name, accounts=failing, error=error)
                 self._add(f"failing:{name}", EventClaim(f"failing:{name}", made, event.HOUR_MS))
             if status.shown in (Condition.HEALTHY, Condition.FAILING):
                 if now - self._healthy_since.setdefault(name, now) >= self.up_after_s and self._first(key, "up"):
-                    self._add(key, EventClaim(key, event.channel_up(name)))
+                    made = event.event("channel.up", f"channel {name} works again", channel=name)
+                    self._add(key, EventClaim(key, made))
                 continue
             self._healthy_since.pop(name, None)
             down = status.firm or status.shown is Condition.NO_CREDENTIAL
             if down and status.condition is not Condition.DISABLED and self._first(key, "down"):
-                self._add(key, EventClaim(key, event.channel_down(name), event.LASTING_WINDOW_MS))
+                self._add(key, EventClaim(key, _down(name), event.LASTING_WINDOW_MS))
 
     def credential_refused(self, channel: str, number: int, of: int, spent: bool = False) -> None:
         """Note that an upstream refused a credential: the one with this number, of so many. `spent`: it rests until it is tried."""
         key = f"credential:{channel}:{number}"
         if "credential" in self._kinds and self._first(key, "spent" if spent else "refused"):
-            made = event.credential_refused(channel, number, of, spent)
+            text = f"the upstream of channel {channel} refuses credential {number} of {of}"
+            if spent:
+                text += (
+                    f": nothing is left to spend. It rests until `gateway channels credential {channel} {number} try`"
+                )
+            made = event.event("credential.refused", text, channel=channel, number=number, of=of, spent=spent)
             key = f"{key}:spent" if spent else key
             self._add(key, EventClaim(key, made, event.HOUR_MS))
 
@@ -170,7 +196,7 @@ class Alerts:
         """Return the event of a channel that is down with its last error."""
         channel = down.data["channel"]
         (shown,) = await self._channels.show([channel])
-        return msgspec.structs.replace(event.channel_down(channel, shown.last_error), timestamp=down.timestamp)
+        return msgspec.structs.replace(_down(channel, shown.last_error), timestamp=down.timestamp)
 
     def _add(self, key: str, claim: EventClaim) -> None:
         """Let an event wait for `write`. Without room it is not noted."""
@@ -193,6 +219,13 @@ class Alerts:
         if len(self._noted) > MAX_NOTED:
             del self._noted[next(iter(self._noted))]
         return True
+
+
+def _down(channel: str, error: str = "") -> Event:
+    """Return the event for a channel that the circuit breaker has closed for all accounts. `error`: its last one."""
+    error = error[:MAX_ERROR]
+    text = f"channel {channel} is not called after {error or 'failures'}"
+    return event.event("channel.down", text, channel=channel, error=error)
 
 
 def _kind_of(happened: Event) -> str:

@@ -14,16 +14,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from gateway.base.amounts import amount
 from gateway.base.ids import new_id, utc
-from gateway.base.text import counted
 from gateway.store.client.client import Argument, Client, Script
 
-MAX_ERROR: Final = 200
 LEVELS: Final = (100, 80, 50)
 """The shares of a budget, in percent, that are events."""
 HOUR_MS: Final = 3_600_000
@@ -87,80 +84,6 @@ def now_ms() -> int:
 def event(type: str, message: str, **data: Any) -> Event:  # noqa: A002 - the field's name
     """Return an event that happens now, with a sentence for people."""
     return Event(type, utc(now_ms()), {"message": message, **data})
-
-
-def budget_reached(
-    account: str, token_id: str, window: str, used: int, limit: int, level: int, ends_at_ms: int | None
-) -> Event:
-    """Return the event for a share of a budget. The budget `requests` counts requests, all others count micros."""
-    owner = f"token {token_id} of account {account}" if token_id else f"account {account}"
-    numbers = f"{used} of {limit}" if window == "requests" else f"{amount(used)} of {amount(limit)}"
-    return event(
-        "budget.reached",
-        f"the budget `{window}` of {owner} has reached {level} %: {numbers}",
-        account=account,
-        token=token_id or None,
-        window=window,
-        percent=level,
-        used=used,
-        limit=limit,
-        unit="requests" if window == "requests" else "micros",
-        ends_at=None if ends_at_ms is None else utc(ends_at_ms),
-    )
-
-
-def lifecycle(what: Literal["account", "token"], happened: str, name: str, account: str) -> Event:
-    """Return the event for an account or a token that was, for example, `created` or `suspended`."""
-    named = {"token": name} if what == "token" else {}
-    return event(f"{what}.{happened}", f"{what} {name} was {happened}", account=account, **named)
-
-
-def low_balance(account: str, available: int, threshold: int) -> Event:
-    """Return the event for an account that may spend less than the threshold."""
-    text = f"account {account} may spend {amount(available)} more, less than {amount(threshold)}"
-    return event("balance.low", text, account=account, available_micros=available, threshold_micros=threshold)
-
-
-def channel_down(channel: str, error: str = "") -> Event:
-    """Return the event for a channel that the circuit breaker has closed for all accounts. `error`: its last one."""
-    error = error[:MAX_ERROR]
-    return event(
-        "channel.down", f"channel {channel} is not called after {error or 'failures'}", channel=channel, error=error
-    )
-
-
-def channel_failing(channel: str, accounts: int, error: str) -> Event:
-    """Return the event for a channel whose calls fail for some accounts, and which is called for the others."""
-    text = f"channel {channel} fails for {counted(accounts, 'account')}: {error[:MAX_ERROR] or 'no error known'}"
-    return event("channel.failing", text, channel=channel, accounts=accounts, error=error[:MAX_ERROR])
-
-
-def channel_up(channel: str) -> Event:
-    """Return the event for a channel that works again."""
-    return event("channel.up", f"channel {channel} works again", channel=channel)
-
-
-def credential_refused(channel: str, number: int, of: int, spent: bool = False) -> Event:
-    """Return the event for a credential that an upstream refused: its number in the list, counted from 1. `spent`: it rests."""
-    text = f"the upstream of channel {channel} refuses credential {number} of {of}"
-    if spent:
-        text += f": nothing is left to spend. It rests until `gateway channels credential {channel} {number} try`"
-    return event("credential.refused", text, channel=channel, number=number, of=of, spent=spent)
-
-
-def store_away(gateway: str) -> Event:
-    """Return the event for a gateway whose store does not answer."""
-    return event("store.away", f"the store does not answer gateway {gateway}: requests get 503", gateway=gateway)
-
-
-def store_back(gateway: str) -> Event:
-    """Return the event for a gateway whose store answers again."""
-    return event("store.back", f"the store answers gateway {gateway} again", gateway=gateway)
-
-
-def test(gateway: str) -> Event:
-    """Return the event that `gateway alerts test` sends."""
-    return event("test", f"a test of alerts from gateway {gateway}", gateway=gateway)
 
 
 class DueEvent(msgspec.Struct, frozen=True):

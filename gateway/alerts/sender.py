@@ -41,7 +41,7 @@ from aiohttp import (
 )
 
 from gateway.alerts import event
-from gateway.alerts.event import DueEvent, Event, Outbox, OutboxEntry
+from gateway.alerts.event import DueEvent, Outbox, OutboxEntry
 from gateway.alerts.signature import sign
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.base.log import log
@@ -172,7 +172,7 @@ class Sender:
         self._failing_since = None
         if self._away:
             self._away = False
-            self._keep(event.store_back(self._gateway))
+            self._keep("back", f"the store answers gateway {self._gateway} again")
             log.warning("store_answers_alerts")
 
     def _store_fails(self, error: StoreAway) -> None:
@@ -181,14 +181,15 @@ class Sender:
             self._failing_since = now
         if not self._away and now - self._failing_since >= self._away_after_s:
             self._away = True
-            self._keep(event.store_away(self._gateway))
+            self._keep("away", f"the store does not answer gateway {self._gateway}: requests get 503")
             log.error("alerts_wait", reason=str(error))
 
-    def _keep(self, happened: Event) -> None:
+    def _keep(self, happened: str, message: str) -> None:
+        """Keep an event about the store, which is `away` or `back`."""
         if self._store_events:
             if len(self._own) == MAX_OWN:
                 self._count("dropped")
-            self._own.append(event.entry_of(happened))
+            self._own.append(event.entry_of(event.event(f"store.{happened}", message, gateway=self._gateway)))
 
 
 class Delivery(msgspec.Struct, frozen=True):

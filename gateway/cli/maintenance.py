@@ -60,7 +60,8 @@ async def test(
         raise refuse(f"`alerts.others` has no `{receiver}`; it has: {', '.join(at.config.alerts.others) or 'none yet'}")
     began = time.monotonic()
     webhook = Webhook(settings.webhook, secrets_of(at.config, receiver, create=False))
-    entry = event.entry_of(event.test(socket.gethostname()))
+    gateway = socket.gethostname()
+    entry = event.entry_of(event.event("test", f"a test of alerts from gateway {gateway}", gateway=gateway))
     answer = await webhook.post(entry.id, entry.body.encode())
     result: dict[str, Any] = {
         "host": settings.host,

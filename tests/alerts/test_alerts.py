@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from gateway.alerts import alerts as module
 from gateway.alerts import event
 from gateway.alerts.alerts import Alerts
-from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox, lifecycle, now_ms
+from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox, now_ms
 from gateway.base.errors import StoreAway
 from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
 from gateway.store.accounts import Accounts
@@ -309,8 +309,9 @@ async def test_each_receiver_gets_its_kinds_of_events_of_its_groups(client: Clie
     alerts.channel_states({"a": DOWN})
     await alerts.write()
     for happened in ("created", "created", "deleted"):
-        await alerts.tell(lifecycle("token", happened, "retail1-x", "retail1"), f"tokens:retail1-x:{happened}")
-    await alerts.tell(lifecycle("account", "closed", "retail1", "retail1"), "accounts:retail1:closed")
+        made = event.event(f"token.{happened}", "", account="retail1", token="retail1-x")
+        await alerts.tell(made, f"tokens:retail1-x:{happened}")
+    await alerts.tell(event.event("account.closed", "", account="retail1"), "accounts:retail1:closed")
     got = {
         name: [(entry.type, json.loads(entry.body)["data"]) for entry, _ in await Outbox(client, name).pending(9)]
         for name in ("", "shop", "all")
@@ -329,15 +330,15 @@ HOUR_MS = 3_600_000
 
 
 def reach(key: str = "budget:a:50", window_ms: int = HOUR_MS) -> EventClaim:
-    return EventClaim(key, event.budget_reached("alice", "", "day", 50, 100, 50, None), window_ms)
+    return EventClaim(key, event.event("budget.reached", "half", account="alice"), window_ms)
 
 
 def down(channel: str = "a") -> EventClaim:
-    return EventClaim(f"channel:{channel}", event.channel_down(channel), HOUR_MS)
+    return EventClaim(f"channel:{channel}", event.event("channel.down", "down", channel=channel), HOUR_MS)
 
 
 def up(channel: str = "a") -> EventClaim:
-    return EventClaim(f"channel:{channel}", event.channel_up(channel))
+    return EventClaim(f"channel:{channel}", event.event("channel.up", "up", channel=channel))
 
 
 async def taken(outbox: Outbox, lease_ms: int = 10_000, count: int = 8) -> list[DueEvent]:
@@ -472,7 +473,12 @@ async def test_a_cluster_keeps_all_of_it_in_one_slot(tmp_path: Path) -> None:
     with cluster(tmp_path) as three:
         client = Client.connect(three.url, timeout_s=PATIENCE_S)
         outbox = Outbox(client)
-        for claim in (reach(), down(), up(), EventClaim("low:a", event.low_balance("a", 1, 2), HOUR_MS)):
+        for claim in (
+            reach(),
+            down(),
+            up(),
+            EventClaim("low:a", event.event("balance.low", "low", account="a"), HOUR_MS),
+        ):
             assert await outbox.claim(claim)
         due = await taken(outbox)
         assert len(due) == 4

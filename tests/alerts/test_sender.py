@@ -42,7 +42,7 @@ FAST_S = 0.05
 
 
 def credential(number: int = 0) -> EventClaim:
-    made = event.credential_refused("a", number, 99)
+    made = event.event("credential.refused", f"{number}", channel="a", number=number)
     return EventClaim(f"credential:a:{number}", made, 3_600_000)
 
 
@@ -178,7 +178,7 @@ async def test_after_a_day_an_event_is_given_up_and_logged(client: Client, monke
 async def test_the_pause_grows_up_to_an_hour_and_varies(client: Client) -> None:
     sender = Sender(Outbox(client))
     webhook = Webhook("http://127.0.0.1:9/", [KEY])
-    first = event.entry_of(event.test("here"))
+    first = event.entry_of(event.event("test", "here"))
     pauses = []
     for attempts in range(20):
         entry = event.OutboxEntry(first.id, first.type, first.body, first.created_ms, attempts)
@@ -236,7 +236,7 @@ async def test_the_memory_for_events_of_the_store_is_bounded() -> None:
     sender = Sender(Outbox(client), count=lambda result: counted.update([result]))
     sender.use(Webhook("http://127.0.0.1:9/", [KEY]), store_events=True)
     for _ in range(100):
-        sender._keep(event.store_away("here"))
+        sender._keep("away", "here")
     assert len(sender._own) == MAX_OWN
     assert counted == {"dropped": 100 - MAX_OWN}
     await client.close()

@@ -137,7 +137,7 @@ async def test_what_waits_was_sent_and_was_given_up_is_listed(client: Client, st
     assert (code, printed) == (0, "No alert waits, and none was sent.\n")
     outbox = Outbox(client)
     for number in range(3):
-        made = event.credential_refused("a", number, 3)
+        made = event.event("credential.refused", f"{number}", channel="a")
         await outbox.claim(EventClaim(f"credential:a:{number}", made, 1000))
     _, due = await outbox.take(8, 1000)
     first, second, third = sorted(due, key=lambda each: each.entry.id)

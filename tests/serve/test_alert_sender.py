@@ -43,7 +43,7 @@ def file_in(folder: Path, text: str) -> Path:
 
 
 def credential(number: int) -> EventClaim:
-    made = event.credential_refused("a", number, 99)
+    made = event.event("credential.refused", f"{number}", channel="a", number=number)
     return EventClaim(f"credential:a:{number}", made, 3_600_000)
 
 

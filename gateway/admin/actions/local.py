@@ -98,7 +98,9 @@ class LocalClient:
         self.store.alerts.use(self.config.alerts)
         # A change may be made again and again, but a repeated request makes nothing twice.
         key = f"{what}:{subject}:{happened}:{'' if done in _ONCE else new_id()}"
-        made = event.lifecycle("token" if what == "tokens" else "account", happened, subject, subject.partition("-")[0])
+        kind = what.removesuffix("s")
+        about = {"account": subject.partition("-")[0]} | ({"token": subject} if kind == "token" else {})
+        made = event.event(f"{kind}.{happened}", f"{kind} {subject} was {happened}", **about)
         try:
             await self.store.alerts.tell(made, key)
         except StoreAway as error:  # it is done, whoever hears of it
