@@ -216,6 +216,21 @@ def _too_large(max_body: int) -> Refused:
     return Refused(413, "body_too_large", f"The body is larger than {max_body} bytes. Shorten the conversation.")
 
 
+class Owner(msgspec.Struct):
+    """Bytes that one account, or one address, holds. `first`: the body that its share does not limit."""
+
+    held: int = 0
+    first: BodyShare | None = None
+
+
+class BodyBudget(msgspec.Struct):
+    """Memory budget of a worker for bodies: the bytes of all open exchanges, in all and for each owner."""
+
+    size: int
+    reserved: int = 0
+    owners: dict[str, Owner] = {}
+
+
 class BodyShare(msgspec.Struct, eq=False):
     """Bytes that the body of one request holds of the budget, until `release`."""
 
@@ -225,68 +240,43 @@ class BodyShare(msgspec.Struct, eq=False):
 
     def check(self, size: int) -> None:
         """Raise `Refused` where a body of `size` bytes has no room now, or would exceed what its owner may have."""
-        if size > max(SMALL_SHARE, self.held):
-            self._budget.check(self, self.owner, size - self.held)
+        if size <= max(SMALL_SHARE, self.held):
+            return
+        more = size - self.held
+        free = self._budget.size - self._budget.reserved - more
+        if free < 0:
+            raise unavailable()
+        has = self._budget.owners.get(self.owner)
+        if has is not None and has.first not in (None, self) and has.held + more > free:
+            text = "Your large requests take their share of the memory. Wait for one to be answered, then retry."
+            raise Refused(429, "too_many_concurrent", text, retry_after_s=1)
 
     def grow(self, size: int) -> None:
         """Hold `size` bytes in all, if that is more than before. Raises `Refused` as `check` does."""
         if size > SMALL_SHARE:
             self.check(size)
         if size > self.held:
-            self._budget.take(self, self.owner, size - self.held)
+            budget, more = self._budget, size - self.held
+            has = budget.owners.get(self.owner)
+            if has is None:
+                has = budget.owners[self.owner] = Owner()
+            has.held += more
+            if has.first is None and size > SMALL_SHARE:
+                has.first = self
+            budget.reserved += more
             self.held = size
 
     def release(self) -> None:
-        """Give everything back. May be called again."""
+        """Give everything back. The owner's next body that grows is then not limited by its share. May be called again."""
         if self.held:
-            self._budget.give_back(self, self.owner, self.held)
+            has = self._budget.owners[self.owner]
+            has.held -= self.held
+            if has.first is self:
+                has.first = None
+            if not has.held:
+                del self._budget.owners[self.owner]
+            self._budget.reserved -= self.held
             self.held = 0
-
-
-class Owner(msgspec.Struct):
-    """Bytes that one account, or one address, holds. `first`: the body that its share does not limit."""
-
-    held: int = 0
-    first: BodyShare | None = None
-
-
-class BodyBudget:
-    """Memory budget of a worker for bodies: counts the bytes of all open exchanges, in all and for each owner."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.reserved = 0
-        self._owners: dict[str, Owner] = {}
-
-    def check(self, body: BodyShare, owner: str, more: int) -> None:
-        """Raise `Refused` where `more` bytes for this body do not fit, or are more than its owner may have."""
-        free = self._size - self.reserved - more
-        if free < 0:
-            raise unavailable()
-        has = self._owners.get(owner)
-        if has is not None and has.first not in (None, body) and has.held + more > free:
-            text = "Your large requests take their share of the memory. Wait for one to be answered, then retry."
-            raise Refused(429, "too_many_concurrent", text, retry_after_s=1)
-
-    def take(self, body: BodyShare, owner: str, more: int) -> None:
-        """Take `more` bytes for this body."""
-        has = self._owners.get(owner)
-        if has is None:
-            has = self._owners[owner] = Owner()
-        has.held += more
-        if has.first is None and body.held + more > SMALL_SHARE:
-            has.first = body
-        self.reserved += more
-
-    def give_back(self, body: BodyShare, owner: str, held: int) -> None:
-        """Give back the bytes of this body. The owner's next body that grows is then not limited by the share."""
-        has = self._owners[owner]
-        has.held -= held
-        if has.first is body:
-            has.first = None
-        if not has.held:
-            del self._owners[owner]
-        self.reserved -= held
 
 
 class LargeBodies:

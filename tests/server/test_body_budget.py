@@ -115,7 +115,7 @@ def test_whatever_happens_the_budget_ends_empty() -> None:
         assert budget.reserved == sum(each.held for each in bodies)
     for body in bodies:
         body.release()
-    assert (budget.reserved, budget._owners) == (0, {})
+    assert (budget.reserved, budget.owners) == (0, {})
 
 
 # The body of a request: what its readings hold of the budget is given back.
