@@ -43,6 +43,10 @@ TYPES: Final[dict[int, str]] = {
 """Status to `type`. Every other 4xx is an `invalid_request_error`."""
 
 
+FIELDS: Final = ("message", "type", "param", "code", "request_id")
+"""The fields that each error has."""
+
+
 class GatewayError(Exception):
     """The base class of the gateway's own exceptions. `kind` is for scripts: a command's exit code follows from it."""
 
@@ -162,7 +166,7 @@ def check_details(details: object) -> None:
         raise TypeError(f"details are a dict, not {details!r}")
     for name, value in details.items():
         check_text("a name of details", name)
-        if name in _Detail.__struct_fields__:
+        if name in FIELDS:
             raise ValueError(f"details have a name of their own, not {name!r}")
         if not isinstance(value, int):
             check_text(f"details[{name!r}]", value)
@@ -215,30 +219,13 @@ def as_refused(error: BaseException) -> Refused:
     return internal()
 
 
-class _Detail(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
-    request_id: str
-
-
-class _Envelope(msgspec.Struct):
-    error: _Detail
-
-
-_encode = msgspec.json.Encoder().encode
-
-
 def render(error: Refused, request_id: str) -> bytes:
     """Return the JSON body of an error."""
     message = error.message or f"Internal error. Quote the request id {request_id} to the operator."
     if error.retry_after_s is not None and error.retry_after_s > MAX_RETRY_AFTER_S:
         message += f" Retry in {in_words(error.retry_after_s)}."
-    detail = _Detail(message, error.type, error.param, error.code, request_id)
-    if error.details:
-        return _encode({"error": {**msgspec.structs.asdict(detail), **error.details}})
-    return _encode(_Envelope(detail))
+    told = dict(zip(FIELDS, (message, error.type, error.param, error.code, request_id), strict=True))
+    return msgspec.json.encode({"error": told | dict(error.details or {})})
 
 
 def headers_of(error: Refused) -> dict[str, str]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from gateway.alerts.alerts import Alerts
@@ -138,7 +139,6 @@ class Services:
         log: Any,
         catalogue: Catalogue,
         own_metrics: OwnMetrics | None = None,
-        spending: Spending | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -148,7 +148,7 @@ class Services:
         self.catalogue = catalogue
         self._own_metrics = own_metrics or OwnMetrics(SharedNumbers())
         self.metrics = self._own_metrics.of(name)
-        self.spending = spending or Spending(store.usage.home, Calendar(catalogue.time_zone, clock))
+        self.spending = Spending(store.usage.home, Calendar(catalogue.time_zone, clock))
         """What `spent` reads."""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: ClientSession | None = None
@@ -201,16 +201,9 @@ class Services:
 
     def named(self, name: str) -> Services:
         """Return the same services for the plugin called `name`."""
-        return Services(
-            name=name,
-            store=self.store,
-            redis=self.redis,
-            clock=self.clock,
-            log=self.log,
-            catalogue=self.catalogue,
-            own_metrics=self._own_metrics,
-            spending=self.spending,
-        )
+        own = copy(self)
+        own.name, own.metrics, own._tasks, own._http = name, self._own_metrics.of(name), [], None
+        return own
 
     async def end_tasks(self) -> None:
         """Cancel what `every` calls, and wait until it has ended. The gateway calls it before `stop`."""

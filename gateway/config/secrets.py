@@ -8,10 +8,10 @@ with a file with its path, and never with its content. A relative path starts at
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -86,16 +86,16 @@ class SecretFiles:
                 raise ValueError(f"the file {_shown(path)} was not read with this configuration; reload it")
             return self._known[path]
         try:
-            raw = _read(self._folder / path)
+            raw = durable.read(self._folder / path, MAX_BYTES)
         except FileNotFoundError:
             raise ValueError(f"the file {_shown(path)} is missing; create it, or name another") from None
         except (OSError, ValueError) as error:
+            if getattr(error, "errno", 0) == errno.EFBIG:
+                raise ValueError(f"the file {path} is larger than {MAX_BYTES} bytes; a secret is one line") from None
             reason = getattr(error, "strerror", None) or error
             raise ValueError(
                 f"the file {_shown(path)} cannot be read ({reason}); name one that this user may read"
             ) from None
-        if len(raw) > MAX_BYTES:
-            raise ValueError(f"the file {path} is larger than {MAX_BYTES} bytes; a secret is one line")
         return _text(raw, path)
 
 
@@ -103,14 +103,6 @@ def paths_in(raw: bytes, folder: Path) -> tuple[Path, ...]:
     """Return the files of secrets that a configuration names, each once."""
     names = dict.fromkeys(match[1].decode("utf-8", "surrogateescape") for match in REFERENCE.finditer(raw))
     return tuple(folder / name for name in names if "\0" not in name)
-
-
-def _read(path: Path) -> bytes:
-    """Return the bytes of a regular file, one more than `MAX_BYTES` at most. A pipe without a writer does not block."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no regular file")
-        return file.read(MAX_BYTES + 1)
 
 
 def _shown(path: str) -> str:

@@ -62,7 +62,8 @@ class Certificate:
         try:
             for name in (self._settings.certificate, self._settings.key):
                 durable.read(Path(name))  # OpenSSL would wait for ever for a named pipe
-            context.load_cert_chain(self._settings.certificate, self._settings.key, password=_no_password)
+            # Without a password, OpenSSL would ask for that of an encrypted key on a terminal.
+            context.load_cert_chain(self._settings.certificate, self._settings.key, password="")
         except OSError as error:  # ssl.SSLError is one
             reason = "they are not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
             raise Misconfigured(
@@ -77,7 +78,13 @@ async def renewing(certificate: Certificate | None) -> AsyncIterator[ssl.SSLCont
     if certificate is None:
         yield None
         return
-    task = asyncio.get_running_loop().create_task(_renew_forever(certificate))
+
+    async def renew_forever() -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            certificate.renew()
+
+    task = asyncio.get_running_loop().create_task(renew_forever())
     try:
         yield certificate.context
     finally:
@@ -86,17 +93,6 @@ async def renewing(certificate: Certificate | None) -> AsyncIterator[ssl.SSLCont
             await task
 
 
-async def _renew_forever(certificate: Certificate) -> None:
-    while True:
-        await asyncio.sleep(CHECK_EVERY_S)
-        certificate.renew()
-
-
 def certificate_of(settings: Tls | None) -> Certificate | None:
     """Return the certificate of the public port, or None without TLS. Raises `Misconfigured`."""
     return None if settings is None else Certificate(settings)
-
-
-def _no_password() -> str:
-    """Answer OpenSSL's question for the password of an encrypted key, which it would otherwise ask on a terminal."""
-    return ""

@@ -260,7 +260,7 @@ def unreadable(path: Path) -> None:
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "is missing; create it, or name another"),
     "a folder": (Path.mkdir, "cannot be read (Is a directory); name one that this user may read"),
-    "a pipe": (os.mkfifo, "cannot be read (it is no regular file); name one that this user may read"),
+    "a pipe": (os.mkfifo, "cannot be read (it is not a regular file); name one that this user may read"),
     "a loop": (unreadable, "cannot be read (Too many levels of symbolic links); name one that this user may read"),
     "empty": (Path.touch, "is empty; write the secret into it"),
     "blank": (lambda path: path.write_text(" \n\n"), "is empty; write the secret into it"),
