@@ -180,9 +180,6 @@ class Chain:
             if not self._open:
                 self._idle.set()
 
-    def __repr__(self) -> str:
-        return f"<Chain {self.generation}: {' > '.join(entry.name for entry in self.entries)}>"
-
 
 def _guarded(entry: Entry, hook: Callable[..., Any]) -> Hook:
     """Return the hook, wrapped where the entry has `on_error: ignore`: its exceptions other than `Refused` are only logged."""

@@ -71,9 +71,6 @@ class Entry:
         """Return whether the plugin defines one of `hooks`."""
         return any(getattr(type(self.plugin), hook) is not getattr(Plugin, hook) for hook in hooks)
 
-    def __repr__(self) -> str:
-        return f"<Entry {self.name}>"
-
 
 def defined_hooks(kind: type[Plugin]) -> list[str]:
     """Return the names of the hooks that the plugin overrides."""
@@ -90,7 +87,7 @@ def wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
         try:
             inspect.signature(method).bind(*inspect.signature(expected).parameters)
         except TypeError:
-            yield f"`{hook}` must take {_parameters(expected)}{_place(method)}"
+            yield f"`{hook}` must take ({', '.join(inspect.signature(expected).parameters)}){_place(method)}"
     for waiting, planning in TWO_FORMS:
         if {waiting, planning} <= set(defined_hooks(kind)):
             yield f"`{waiting}` and `{planning}` are both defined: keep one of them{_place(getattr(kind, planning))}"
@@ -134,10 +131,6 @@ def may_answer(kind: type[Plugin]) -> bool:
     return "on_request" in defined_hooks(kind) and (
         "Reply" in returns or (code is not None and "Reply" in code.co_names)
     )
-
-
-def _parameters(hook: object) -> str:
-    return f"({', '.join(inspect.signature(hook).parameters)})"  # type: ignore[arg-type]
 
 
 def place_of_hook(kind: type[Plugin], hook: str) -> str:

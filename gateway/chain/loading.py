@@ -61,12 +61,6 @@ def plugin_class(use: str) -> type[Plugin]:
     return found
 
 
-def _check_class(kind: type[Plugin]) -> None:
-    """Raise `ValueError` where the hooks or the facts of a class are not as the gateway uses them."""
-    if wrong := [*wrong_hooks(kind), *wrong_facts(kind)]:
-        raise ValueError("; ".join(wrong))
-
-
 Note = Callable[[Callable[[str], Misconfigured], str], None]
 """Called before each plugin is imported, with the function that makes an error about it, and its name."""
 
@@ -99,7 +93,8 @@ def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, nam
             note(partial(document.wrong, place), entry.label)
             try:
                 kind = plugin_class(entry.use)
-                _check_class(kind)
+                if wrong := [*wrong_hooks(kind), *wrong_facts(kind)]:
+                    raise ValueError("; ".join(wrong))
             except ValueError as error:
                 raise document.wrong((*place, "use"), str(error)) from None
             try:

@@ -267,7 +267,10 @@ def bound_prompt(
         if message.function_call is not ABSENT:
             text += yield from rewritten(message.function_call)
         if message.audio is not ABSENT and _is_given(message.audio):
-            raise _kept_elsewhere()
+            said = (
+                "'messages' names a sound that an upstream keeps of an earlier answer. Send what it says as 'content'."
+            )
+            raise Refused(400, "not_served", said, param="messages")
     if parts is None:
         return PromptBound(text)
     return PromptBound(text - sum(map(len, parts.encoded)), *parts.counts)
@@ -338,11 +341,6 @@ def _beyond_bytes(part: Part, item: msgspec.Raw) -> Tokens:
     if part.type not in _KNOWN_TYPES or part.content is not ABSENT or not (is_string or part.text is ABSENT):
         return (yield from rewritten(item))
     return -(yield from _escapes(part.text)) if is_string else 0
-
-
-def _kept_elsewhere() -> Refused:
-    text = "'messages' names a sound that an upstream keeps of an earlier answer. Send what it says as 'content'."
-    return Refused(400, "not_served", text, param="messages")
 
 
 def _is_given(value: msgspec.Raw) -> bool:

@@ -108,9 +108,6 @@ class Document:
 
         return VARIABLE.sub(value_of, text)
 
-    def __repr__(self) -> str:
-        return f"<Document {self.path}>"
-
 
 def read(path: Path) -> bytes:
     """Return the bytes of a file. Raises `Misconfigured`."""

@@ -49,7 +49,10 @@ class Catalogue:
     def __init__(self, config: Config) -> None:
         self.models = config.models
         self.aliases = config.aliases
-        self._names = {model: _aliases_of(config, model) for model in config.aliases.values()}
+        self._names = {
+            model: [alias for alias, named in config.aliases.items() if named == model]
+            for model in config.aliases.values()
+        }
         self.groups = config.groups
         self.channels = config.channels
         self.time_zone = time_zone(config.time_zone)
@@ -232,10 +235,6 @@ class Catalogue:
             candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens, cost)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))
-
-
-def _aliases_of(config: Config, model: str) -> list[str]:
-    return [alias for alias, named in config.aliases.items() if named == model]
 
 
 def _budgets(given: GroupBudgets) -> Budgets:

@@ -102,7 +102,8 @@ def message_counts(fields: dict[str, Any]) -> Counts | None:
     if counts is None:
         return None
     rounds = fields.get("iterations")
-    found = [each for one in rounds if (each := _of_round(one))] if isinstance(rounds, list) else []
+    told_each = [each for each in rounds if isinstance(each, dict)] if isinstance(rounds, list) else []
+    found = [each for one in told_each if (each := message_counts({**one, "iterations": None}))]
     return msgspec.structs.replace(
         counts,
         prompt=max(counts.prompt, sum(each.prompt for each in found)),
@@ -110,7 +111,3 @@ def message_counts(fields: dict[str, Any]) -> Counts | None:
         certain=counts.certain and valid,
         text=text if len(text) <= MAX_KEPT else b"",
     )
-
-
-def _of_round(fields: object) -> Counts | None:
-    return message_counts({**fields, "iterations": None}) if isinstance(fields, dict) else None

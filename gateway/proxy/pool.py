@@ -34,7 +34,7 @@ from gateway.base.log import log
 from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
 from gateway.chat.usage import Pace
-from gateway.config.channel import Channel, CredentialPlace, auth_of
+from gateway.config.channel import Channel, auth_of
 from gateway.operations.wire_format import JSON, WireFormat
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.scheduler import Turns
@@ -227,16 +227,11 @@ def address_of(channel: Channel, dialect: Dialect | None, wire: WireFormat) -> U
     return URL(channel.base_url.rstrip("/") + (wire.path if dialect is None else dialect.path))
 
 
-def auth_of_channel(channel: Channel, dialect: Dialect | None, wire: WireFormat) -> CredentialPlace:
-    """Return where the credentials of a channel go: as it says itself, else as its dialect or the operation does."""
-    return channel.auth_way(wire.auth if dialect is None else auth_of(dialect.auth))
-
-
 def headers_and_query(
     channel: Channel, dialect: Dialect | None, wire: WireFormat, credential: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the headers of requests with a credential, without those that differ from request to request, and the query."""
-    auth, query = auth_of_channel(channel, dialect, wire), dict(channel.query)
+    auth, query = channel.auth_way(wire.auth if dialect is None else auth_of(dialect.auth)), dict(channel.query)
     given = {"Content-Type": wire.accepts} if wire.accepts == JSON else {}  # a form's names its boundary
     given |= {**_COMMON, **({} if dialect is None else dialect.headers)}
     own = {name.lower() for name in channel.headers}

@@ -136,7 +136,7 @@ class Translation:
         except DialectFailed:
             chunks += self._fail("an event cannot be read")
         except (TypeError, ValueError, RecursionError) as error:
-            self._calls.note_unwritable(self._reader, error)
+            self._calls.note_wrong("read", f"gave what JSON does not have: {error_text(error)}", self._reader)
             chunks += self._fail("an event cannot be read")
         return chunks
 
@@ -290,10 +290,6 @@ class DialectCalls:
         except BaseException as error:  # what the upstream sent may be the cause, so that its text is not logged
             self._failed("read", error, quiet=True)
 
-    def note_unwritable(self, reader: AnswerReader, error: Exception) -> None:
-        """Log that a reader gave a value that JSON cannot write."""
-        self._note_wrong("read", f"gave what JSON does not have: {error_text(error)}", reader)
-
     def _failed(self, method: str, error: BaseException, *, quiet: bool = False) -> NoReturn:
         note = log.warning if quiet else log.error
         said = {"error": type(error).__name__} if quiet else {"exc_info": error}
@@ -301,10 +297,11 @@ class DialectCalls:
         raise DialectFailed(provider_of(self.dialect)) from None
 
     def _wrong(self, method: str, reason: str, owner: object = None) -> NoReturn:
-        self._note_wrong(method, reason, owner)
+        self.note_wrong(method, reason, owner)
         raise DialectFailed(provider_of(self.dialect))
 
-    def _note_wrong(self, method: str, reason: str, owner: object) -> None:
+    def note_wrong(self, method: str, reason: str, owner: object) -> None:
+        """Log what is wrong with a value that a method of the dialect, or of the `owner`, gave."""
         at = _place(getattr(owner or self.dialect, method))
         log.error("dialect_failed", **self._where(method), at=at, request_id=self.request_id, reason=reason)
 

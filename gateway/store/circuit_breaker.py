@@ -112,7 +112,9 @@ class ChannelBreaker:
             await self._task
         with suppress(GatewayError):
             await self.sync()
-        self._end_wait()
+        if self._synced is not None:  # no synchronization follows for those that wait for one
+            self._synced.set_result(None)
+            self._synced = None
 
     def admit_at_once(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Return the first candidate where its channel is healthy for all accounts and has no limits, else None."""
@@ -268,12 +270,6 @@ class ChannelBreaker:
             return status
         condition = Condition.NO_CREDENTIAL if next_at == OFF else status.condition
         return msgspec.structs.replace(status, condition=condition, refused=True)
-
-    def _end_wait(self) -> None:
-        """Wake the tasks that wait for a synchronization with the store: none will follow."""
-        if self._synced is not None:
-            self._synced.set_result(None)
-            self._synced = None
 
     def _count_in(self, candidate: Candidate) -> Candidate:
         self._channels[candidate.name].report.in_flight += 1

@@ -138,9 +138,6 @@ class EmbeddedStore:
             self._process.kill()
             self._process.wait()
 
-    def __repr__(self) -> str:
-        return f"<EmbeddedStore pid {self.pid}, {'owned' if self.owned else 'adopted'}>"
-
 
 class StoreStart:
     """The start of a directory's server. Loading its data may take minutes: `poll` returns the server once it serves.

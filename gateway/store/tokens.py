@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -285,7 +286,7 @@ class Tokens:
     async def of_several(self, accounts: Sequence[str]) -> list[list[Token]]:
         """Return the tokens of each of these accounts, the oldest first."""
         replies = await asyncio.gather(*(self._client.submit("HVALS", tokens_key(account)) for account in accounts))
-        return [sorted(map(token_of, records), key=_age) for records in replies]
+        return [sorted(map(token_of, records), key=attrgetter("created_at", "id")) for records in replies]
 
     async def all(self) -> AsyncIterator[Token]:
         """Yield the tokens of all accounts, by the ids of the accounts and the oldest first. Those of one page are in memory."""
@@ -465,10 +466,6 @@ class Created(Token, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"<Created {self.id}>"
-
-
-def _age(token: Token) -> tuple[int, str]:
-    return token.created_at, token.id
 
 
 def _network(address: str) -> str:

@@ -397,12 +397,6 @@ def test_a_log_below_a_plugin_that_may_refuse_gives_a_warning() -> None:
     ]
 
 
-def test_the_repr_of_a_chain_lists_its_plugins() -> None:
-    assert (
-        repr(Chain([Entry("auth", Provides()), Entry("routes", Routes())], generation=3)) == "<Chain 3: auth > routes>"
-    )
-
-
 # What is wrong with the hooks of a class is said with the file and the line.
 API = 1
 
