@@ -113,8 +113,8 @@ class RateLimit(Plugin):
         """Set the headers for tokens, and take none."""
         rules, token = self.rules(caller, Operation.CHAT)
         if _limits_tokens(rules, token):
-            left = await self.limits.look(
-                caller.account, exchange.id, scope=self.scope, rules=rules, tokens=0, token=token
+            left = await self.limits.take(
+                caller.account, exchange.id, scope=self.scope, rules=rules, tokens=0, token=token, look=True
             )
             set_headers(exchange.response_headers, Taken(tokens=left.tokens))
 
@@ -123,8 +123,8 @@ class RateLimit(Plugin):
         caller = exchange[Caller]
         rules, token = self.rules(caller, exchange.request.operation)
         tokens = await _tokens(exchange, rules, token)
-        result = await self.limits.look(
-            caller.account, exchange.id, scope=self.scope, rules=rules, tokens=tokens, token=token
+        result = await self.limits.take(
+            caller.account, exchange.id, scope=self.scope, rules=rules, tokens=tokens, token=token, look=True
         )
         if isinstance(result, Limited):
             raise refusal(result, rules, token, tokens)

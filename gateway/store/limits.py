@@ -85,14 +85,22 @@ class RateLimiter:
         scope: str,
         rules: AccountLimits,
         tokens: int,
-        lease_ms: int,
+        lease_ms: int = 0,
         token: TokenLimits | None = None,
+        look: bool = False,
     ) -> Taken | Limited:
         """Take one request, `tokens`, and a slot that is released after `lease_ms` at the latest, of the account and of `token`.
 
-        Raises `StoreAway`. The request may then have been counted; to give it back is right in either case.
+        With `look` take nothing, and return what would be taken now, with what remains before it. Raises `StoreAway`. The request
+        may then have been counted; to give it back is right in either case.
         """
-        return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms, token)
+        never = self.never_fits(tokens, rules, token)
+        if never is not None:
+            return never
+        step = self.taking(account, scope, rules, lease_ms, token).step(request_id, (tokens,))
+        if look:
+            step.arguments = ("look", *step.arguments[1:])
+        return self.result(rules, token, await self.run(step))
 
     @staticmethod
     def taking(
@@ -134,19 +142,6 @@ class RateLimiter:
         remaining = limit - -(-level // _MINUTE_US)
         return remaining if remaining > 0 else 0, -(-level // (limit * 1000))
 
-    async def look(
-        self,
-        account: str,
-        request_id: str,
-        *,
-        scope: str,
-        rules: AccountLimits,
-        tokens: int,
-        token: TokenLimits | None = None,
-    ) -> Taken | Limited:
-        """Return what `take` would return now, with what remains before it, without taking. Raises `StoreAway`."""
-        return await self._decide("look", account, request_id, scope, rules, tokens, 0, token)
-
     @staticmethod
     def counted(tokens: int) -> int:
         """Return what is given back for so many tokens."""
@@ -164,24 +159,6 @@ class RateLimiter:
         if token is not None and token.rules.tokens_per_minute is not None and tokens > token.rules.tokens_per_minute:
             return Limited("tokens", None, of_token=True)
         return None
-
-    async def _decide(
-        self,
-        operation: str,
-        account: str,
-        request_id: str,
-        scope: str,
-        rules: AccountLimits,
-        tokens: int,
-        lease_ms: int,
-        token: TokenLimits | None,
-    ) -> Taken | Limited:
-        never = self.never_fits(tokens, rules, token)
-        if never is not None:
-            return never
-        step = self.taking(account, scope, rules, lease_ms, token).step(request_id, (tokens,))
-        step.arguments = (operation, *step.arguments[1:])
-        return self.result(rules, token, await self.run(step))
 
 
 def _declared(account: str, scope: str, token_id: str | None, arguments: tuple[Argument | Hole, ...]) -> Declared:
