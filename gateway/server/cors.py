@@ -5,11 +5,8 @@ Where no origin is named, `Gateway` serves, and no request is looked at for its 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
-
-from aiohttp import HttpVersion11
 
 from gateway.chain.chain import Chain
 from gateway.chain.services import Services
@@ -17,7 +14,6 @@ from gateway.chat.request import Body
 from gateway.config.schema import Port
 from gateway.domain.exchange import Exchange
 from gateway.operations.operation import Operation
-from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.server.gateway import Gateway, is_preflight
 from gateway.server.head import ParsedRequest
@@ -44,17 +40,12 @@ class CrossOriginGateway(Gateway):
         super().__init__(port, chain, services, runner)
         self._named = frozenset(port.cors_origins)
 
-    async def _handle(self, request: ParsedRequest) -> bool:
-        if self._grants(request) and request.transport is not None:
-            protocol = request.protocol
-            http_1_1 = request.version >= HttpVersion11
-            caller = CallerConnection(
-                protocol, request.transport, http_1_1=http_1_1, keep_alive=request.keep_alive and http_1_1
-            )
-            caller.reply(200, GRANTED | _allowed(request.headers["Origin"]), b"")
-            await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
-            return caller.keep_alive
-        return await super()._handle(request)
+    def _granted(self, request: ParsedRequest) -> dict[str, str] | None:
+        """Return the headers for a preflight request of a page that may call, and that has no body, as none has."""
+        if not is_preflight(request) or self.closing or request.headers["Origin"] not in self._named:
+            return None
+        bodyless = not request.content_length and "Transfer-Encoding" not in request.headers
+        return GRANTED | _allowed(request.headers["Origin"]) if bodyless else None
 
     def _exchange(
         self,
@@ -70,13 +61,6 @@ class CrossOriginGateway(Gateway):
         if origin in self._named:
             exchange.response_headers |= _allowed(origin) | {"Access-Control-Expose-Headers": READABLE}
         return exchange
-
-    def _grants(self, request: ParsedRequest) -> bool:
-        """Return whether this is a preflight request of a page that may call, and has no body, as none has."""
-        if not is_preflight(request) or self.closing:
-            return False
-        bodyless = not request.content_length and "Transfer-Encoding" not in request.headers
-        return bodyless and request.headers["Origin"] in self._named
 
 
 def gateway_of(port: Port, chain: Chain, services: Services, runner: ExchangeRunner) -> Gateway:

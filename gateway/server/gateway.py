@@ -158,6 +158,10 @@ class Gateway:
             keep_alive=request.keep_alive and http_1_1 and not self.draining,
             bodyless=request.method == "HEAD",
         )
+        if (granted := self._granted(request)) is not None:
+            caller.reply(200, granted, b"")
+            await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
+            return caller.keep_alive
         if path in HEALTH and request.method in ("GET", "HEAD"):
             await self._health(caller, path)
             return caller.keep_alive
@@ -230,6 +234,10 @@ class Gateway:
         task = asyncio.create_task(self.runner.run(exchange, self.chain, caller, end))
         self._unserved.add(task)
         task.add_done_callback(self._unserved.discard)
+
+    def _granted(self, request: ParsedRequest) -> dict[str, str] | None:
+        """Return the headers that let a page of another origin call, where a request asks for that and it may; else None."""
+        return None
 
     async def _health(self, caller: CallerConnection, path: str) -> None:
         ready = not self.draining and (path == "/healthz" or await self.services.store.answers())
