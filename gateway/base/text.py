@@ -62,7 +62,7 @@ def shown_in_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with the escape of each character that is not seen, also of line ends."""
+    """Return a text with the escape of each character that is not seen, or changes how others are: line ends, controls, marks."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
@@ -115,7 +115,7 @@ def _cell(value: object) -> str:
 
 def without_secrets(text: str) -> str:
     """Return a text of several words without those that may be secrets."""
-    return "".join(map(visible, _WORD.sub(lambda word: "[hidden]" if may_be_secret(word[0]) else word[0], text)))
+    return printable(_WORD.sub(lambda word: "[hidden]" if may_be_secret(word[0]) else word[0], text))
 
 
 def may_be_secret(text: str) -> bool:
@@ -129,8 +129,3 @@ def may_be_secret(text: str) -> bool:
             return True
         letters, changes = letters + len(run), changes + count
     return letters >= SHORT and changes >= FEWEST and changes * LARGEST_SHARE >= letters
-
-
-def visible(character: str) -> str:
-    """Return the character, or its escape where it is not seen or changes how others are: controls, bidirectional marks."""
-    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import new_id
-from gateway.base.text import visible, without_credentials
+from gateway.base.text import printable, without_credentials
 from gateway.chat.answers import Delta, DeltaReader, WholeAnswer
 from gateway.chat.request import Body, changed
 from gateway.chat.usage import Usage
@@ -278,7 +278,7 @@ class Exchange:
         notes = self.notes if self.notes is not None else {}
         if len(notes) == MOST_TAGS and name not in notes:
             raise ValueError(f"a request has at most {MOST_TAGS} tags")
-        notes[name] = "".join(map(visible, without_credentials(value)))[:TAG_LENGTH]
+        notes[name] = printable(without_credentials(value))[:TAG_LENGTH]
         self.notes = notes
 
     def drop_values(self) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -89,22 +89,21 @@ MAX_SHOWN: Final = 64
 _GROUP_NAMES: Final = {name.removesuffix("_id"): name for name in OWN_GROUPS}
 
 
-class Parameter:
+class Parameter(NamedTuple):
     """A query parameter: the accepted values in words and as a pattern, and the function that reads them.
 
     The function raises `ValueError` for what is not accepted all the same.
     """
 
-    def __init__(self, accepted: str, pattern: str = "(?s).*", read: Callable[[str], Any] = str) -> None:
-        self.accepted = accepted
-        self._pattern = re.compile(pattern, re.ASCII)
-        self._read = read
+    accepted: str
+    pattern: str = "(?s).*"
+    read: Callable[[str], Any] = str
 
     def value(self, text: str) -> Any:
         """Return the value of a text. Raises `ValueError`."""
-        if not self._pattern.fullmatch(text):
+        if not re.fullmatch(self.pattern, text, re.ASCII):
             raise ValueError
-        return self._read(text)
+        return self.read(text)
 
 
 def _request(text: str) -> str:

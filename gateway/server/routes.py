@@ -194,8 +194,8 @@ class ModelList:
     def all(self, caller: Caller | None) -> bytes:
         """Return all models that the caller may use, as JSON. None stands for a gateway without accounts."""
         group = "" if caller is None else caller.group
-        data = [self._model(name, group) for name in self._names(caller)]
         names = self._names(caller)
+        data = [self._model(name, group) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
         return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
 

@@ -32,7 +32,7 @@ from multidict import MultiMapping, istr
 from gateway.base.addresses import address_of
 from gateway.base.errors import Refused
 from gateway.base.ids import arrival_ms, check_time, utc
-from gateway.base.text import may_be_secret, visible, without_secrets
+from gateway.base.text import may_be_secret, printable, without_secrets
 from gateway.chat.usage import Usage
 from gateway.domain.exchange import COMPLETED, NOTHING_SAID, Exchange, Outcome
 from gateway.domain.facts import Caller
@@ -239,7 +239,7 @@ def shown_name(text: str) -> str:
         return ""
     if may_be_secret(text[: 2 * MOST]):
         return f"(hidden: {len(text)} characters that may be a secret)"
-    return "".join(map(visible, text[:MOST]))[:MOST]
+    return printable(text[:MOST])[:MOST]
 
 
 def shown_message(text: str) -> str:

@@ -81,7 +81,8 @@ class Wallet:
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._retry_for_s = retry_for_s
-        self._recent = RecentSettlements()
+        self._recent = ReplayBuffer()
+        """Settlements of about the last minute that the store has acknowledged."""
         self.scripts = {name: script(name) for name in ("hold", "extend", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
@@ -195,12 +196,14 @@ class Wallet:
         checked(reply, settlement.request_id)
         outcome, charged = reply[1], reply[2]
         crash_points.point("settle.after")
-        self._recent.add(settlement)
+        terms = settlement.account, settlement.request_id, settlement.cost, settlement.kind, settlement.marks
+        self._recent.add(_encode(terms))
         return Settled(SETTLES[outcome], charged, used_in(*reply[3:]) if len(reply) > 3 else ())
 
     async def repeat(self) -> int:
-        """Send the latest settlements again, to a store that may have lost them; return how many."""
-        recent = self._recent.latest()
+        """Send the last settlement of each recent request again, to a store that may have lost it; return how many."""
+        settlements = (Settlement(*_decode(line)) for line in self._recent)
+        recent = list({settlement.request_id: settlement for settlement in settlements}.values())
         for start in range(0, len(recent), PAGE_SIZE):
             await asyncio.gather(*map(self.deliver, recent[start : start + PAGE_SIZE]))
             crash_points.point("settlements.repeated")
@@ -284,20 +287,3 @@ class Wallet:
         """Return the requests, with their costs, whose settlement came too late to know whether they were charged."""
         letters = await self._settling.call("HGETALL", keys_of(account).stale)
         return {request_id.decode(): int(cost) for request_id, cost in letters.items()}
-
-
-class RecentSettlements:
-    """Settlements of about the last minute."""
-
-    def __init__(self) -> None:
-        self._lines = ReplayBuffer()
-
-    def add(self, settlement: Settlement) -> None:
-        """Add a settlement that the store has acknowledged."""
-        account, request_id = settlement.account, settlement.request_id
-        self._lines.add(_encode((account, request_id, settlement.cost, settlement.kind, settlement.marks)))
-
-    def latest(self) -> list[Settlement]:
-        """Return the last settlement of each request."""
-        settlements = (Settlement(*_decode(line)) for line in self._lines)
-        return list({settlement.request_id: settlement for settlement in settlements}.values())
