@@ -15,8 +15,7 @@ from gateway.admin.actions.local import GatewayState, LocalClient
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.http import port
 from gateway.admin.http.api import ClientOf
-from gateway.admin.http.app import Admin, Callers
-from gateway.admin.http.portal import Portal
+from gateway.admin.http.app import Admin, Callers, portal
 from gateway.chain.services import Store
 from gateway.config.schema import Loaded
 from gateway.metrics.exporter import Exporter
@@ -44,7 +43,7 @@ async def run(
         callers = Callers(admin_token, ManagementTokens(store.client), lambda: metrics.count("admin_tokens_refused"))
         pages = Pages(client_of, admin_token, numbers)
         admin = Admin(callers, Exporter(numbers), client_of, pages)
-        await port.run(admin, str(config.admin), stop)
+        await port.run(admin.application(), str(config.admin), stop)
 
 
 async def run_portal(active: ActiveConfig, handover: Handover, url: str, stop: asyncio.Event) -> None:
@@ -54,7 +53,7 @@ async def run_portal(active: ActiveConfig, handover: Handover, url: str, stop: a
     config = active.loaded.config
     async with Store.open(config, url) as store, _clients(active, handover, store) as client_of:
         pages = Pages(client_of, AdminToken(config), {}, operators=False)
-        await port.run(Portal(pages), config.portal.listen if config.portal else "", stop, "portal")
+        await port.run(portal(pages), config.portal.listen if config.portal else "", stop, "portal")
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ async def measure(folder: Path, url: str) -> None:
         await make_accounts(local_client)
         callers = Callers(admin_token, ManagementTokens(store.client))
         admin = Admin(callers, Exporter({}), client_of, Pages(client_of, admin_token, {}))
-        port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
+        port = await stack.enter_async_context(serving(admin.application(), "127.0.0.1:0"))
         base = f"http://127.0.0.1:{port}"
         client = await stack.enter_async_context(ClientSession(cookie_jar=CookieJar(unsafe=True)))
         ticket = (await links.create(local_client, body=links.NewLink())).url or ""

@@ -146,7 +146,7 @@ async def api(loaded: Loaded, store: Store) -> AsyncIterator[str]:
         return LocalClient(loaded, store, actor, key)
 
     admin = Admin(Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of)
-    async with serving(admin, "127.0.0.1:0") as port:
+    async with serving(admin.application(), "127.0.0.1:0") as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -30,12 +30,13 @@ from gateway.store.pepper import (
 from gateway.store.tokens import Created, TokenRefused, Tokens, made_before
 
 
-# The pepper is generated once, readable by its owner alone, and never short.
 @pytest.fixture(autouse=True)
-def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GATEWAY_PEPPER", raising=False)
+def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GATEWAY_PEPPER", "GATEWAY_PEPPER_OLD"):
+        monkeypatch.delenv(name, raising=False)
 
 
+# The pepper is generated once, readable by its owner alone, and never short.
 def test_the_first_use_generates_it_and_the_next_reads_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
     make_pepper(data)
@@ -121,12 +122,6 @@ async def test_without_a_pepper_a_token_is_a_503_and_other_calls_work(client: Cl
 
 
 # Tokens of the pepper before are accepted until the time that the store says, by processes that never restart.
-@pytest.fixture(autouse=True)
-def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GATEWAY_PEPPER", "GATEWAY_PEPPER_OLD"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 async def data(client: Client, tmp_path: Path) -> Path:
     await Accounts(client).create("acme")

@@ -60,7 +60,7 @@ class Shop:
 
     async def begin(self) -> None:
         """Serve the API."""
-        await self._stack.enter_async_context(serving(self._admin, f"127.0.0.1:{self._port}"))
+        await self._stack.enter_async_context(serving(self._admin.application(), f"127.0.0.1:{self._port}"))
 
     async def end(self) -> None:
         """Serve it no more."""

@@ -21,7 +21,7 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.table import ACTIONS
 from gateway.admin.http import openapi
-from gateway.admin.http.idempotency import REPLAYED, KeptAnswer, Repeatable, Unbroken, answered
+from gateway.admin.http.idempotency import REPLAYED, Idempotency, KeptAnswer, Unbroken, answered
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.base.errors import Refused
 
@@ -69,11 +69,11 @@ def _handler(
         query = query_of(request, action)
         body = await body_of(request, action)
         arguments = Arguments(dict(request.match_info), query, body)
-        repeatable = Repeatable.of(request, actor, action, arguments)
-        client = client_of(actor, repeatable.client_key)
+        known = Idempotency.of(client_of(actor, "").store.client, request, actor, action, arguments)
+        client = client_of(actor, known.client_key if known else "")
         if action.writes:
             work = partial(client.perform, action, arguments)
-            answer = await unbroken.done(answered(client.store.client, repeatable, action, work))
+            answer = await unbroken.done(answered(known, action, work))
         else:
             result = await client.perform(action, arguments)
             if isinstance(result, Feed):

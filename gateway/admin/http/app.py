@@ -1,5 +1,7 @@
 """The admin port: metrics and the API over HTTP, for operators. On loopback unless the file says otherwise.
 
+The callers' pages may be on a port of their own (`portal:`), where nothing of the operator's port is.
+
 1. A caller without a token learns only that the port is served (`GET /healthz` answers `ok`), and what is in every gateway: the
    description of the API, and the documents. All else is 401.
 2. It runs in a process of its own, which the gateway does not need: an address that is taken is logged as an error once, and
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 METRICS: Final = "/metrics"
 KNOWN: Final = f"Known here: GET /metrics, and what GET {api.PREFIX}/openapi.json describes."
+KNOWN_TO_CALLERS: Final = "Known here: the pages that a link leads to, which the operator makes."
 
 OPEN: Final = ("/healthz", openapi.PATH, f"{api.PREFIX}{openapi.PATH}")
 """What everybody may read: nothing of this gateway is in it."""
@@ -59,7 +62,7 @@ class Admin:
     def application(self) -> web.Application:
         """Return the application with all routes."""
         application = web.Application(middlewares=[self._guard], client_max_size=api.MAX_BODY)
-        application.router.add_get("/healthz", self._health)
+        application.router.add_get("/healthz", _health)
         application.router.add_get(METRICS, self._metrics)
         if self._client_of is not None:
             api.add_routes(application, self._client_of, self._live)
@@ -86,11 +89,26 @@ class Admin:
 
         return await answered(request, of_somebody, KNOWN)
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+async def _health(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+def portal(pages: Pages) -> web.Application:
+    """Return the application of the portal. `pages`: those of callers alone."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await answered(request, pages.missing if is_lost(request) else handler, KNOWN_TO_CALLERS)
+
+    application = web.Application(middlewares=[guard])
+    application.router.add_get("/healthz", _health)
+    pages.add_routes(application)
+    application.on_response_prepare.append(add_headers)
+    return application
 
 
 class Callers:

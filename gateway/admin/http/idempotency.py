@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -57,48 +57,18 @@ class KeptAnswer(msgspec.Struct, frozen=True):
         return cls(204) if result is None else cls(action.status, msgspec.json.encode(result))
 
 
-class Repeatable(msgspec.Struct, frozen=True):
-    """A key that was sent, with the fingerprint of its request. Without a key both are empty."""
-
-    key: str = ""
-    fingerprint: str = ""
-
-    @classmethod
-    def of(cls, request: web.Request, actor: Actor, action: Action[Any, Any], arguments: Arguments) -> Repeatable:
-        """Return the key of a request. Raises `Refused` (400) for what is no key."""
-        values = request.headers.getall(HEADER, [])
-        if not values or not action.writes:
-            return cls()
-        (key, *others) = (value.strip() for value in values)
-        if others or not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
-            raise Refused(
-                400,
-                "invalid_request",
-                f"{HEADER} is one text of 1 to {MAX_KEY} printable ASCII characters.",
-                param=HEADER,
-            )
-        parts = (actor.name, action.name, arguments.path, arguments.query, arguments.body)
-        return cls(key, sha256(msgspec.json.encode(parts)).hexdigest())
-
-    @property
-    def client_key(self) -> str:
-        """What the action knows the first attempt by: the same for this request alone."""
-        return sha256(f"{self.key} {self.fingerprint}".encode()).hexdigest() if self.key else ""
-
-
 async def answered(
-    client: Client, repeatable: Repeatable, action: Action[Any, Any], work: Callable[[], Awaitable[Any]]
+    known: Idempotency | None, action: Action[Any, Any], work: Callable[[], Awaitable[Any]]
 ) -> KeptAnswer:
-    """Do the work, or return the answer of the first time.
+    """Do the work of a request without a key, or with one that is known; or return the answer of the first time.
 
     Raises `Refused` (409) where the key was used for another request or another attempt has it, and what the work raises.
     """
-    if not repeatable.key:
+    if known is None:
         crash_points.point("api.begun")
         result = await work()
         crash_points.point("api.done")
         return KeptAnswer.of(action, result)
-    known = Idempotency(client, repeatable.key, repeatable.fingerprint)
     state, kept = await known.begin()
     if state is Begun.ANSWERED:
         return msgspec.structs.replace(msgspec.msgpack.decode(kept, type=KeptAnswer), replayed=True)
@@ -168,13 +138,6 @@ class Begun(StrEnum):
     ANSWERED = "answered"
 
 
-class KnownKey(NamedTuple):
-    """What is known of a key, with the answer where there is one."""
-
-    state: Begun
-    answer: bytes = b""
-
-
 class Idempotency:
     """The requests with one key. Every method may also raise `StoreAway`."""
 
@@ -183,11 +146,28 @@ class Idempotency:
         self._client = client
         self._key = PREFIX + sha256(key.encode()).hexdigest()
         self._fingerprint = fingerprint
+        self.client_key = sha256(f"{key} {fingerprint}".encode()).hexdigest()
+        """What the action knows the first attempt by: the same for this request alone."""
 
-    async def begin(self) -> KnownKey:
-        """Take the key, if no other attempt has it, and return what is known of it."""
+    @classmethod
+    def of(
+        cls, client: Client, request: web.Request, actor: Actor, action: Action[Any, Any], arguments: Arguments
+    ) -> Idempotency | None:
+        """Return what is known of the key of a request, None without one. Raises `Refused` (400) for what is no key."""
+        values = request.headers.getall(HEADER, [])
+        if not values or not action.writes:
+            return None
+        (key, *others) = (value.strip() for value in values)
+        if others or not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+            text = f"{HEADER} is one text of 1 to {MAX_KEY} printable ASCII characters."
+            raise Refused(400, "invalid_request", text, param=HEADER)
+        parts = (actor.name, action.name, arguments.path, arguments.query, arguments.body)
+        return cls(client, key, sha256(msgspec.json.encode(parts)).hexdigest())
+
+    async def begin(self) -> tuple[Begun, bytes]:
+        """Take the key, if no other attempt has it, and return what is known of it, with the answer where there is one."""
         state, *answer = await self._run("begin")
-        return KnownKey(Begun(state.decode()), *answer)
+        return Begun(state.decode()), b"".join(answer)
 
     async def go_on(self) -> None:
         """Have the key for `LEASE_MS` from now on."""

@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -25,22 +25,15 @@ SHUTDOWN_TIMEOUT_S: Final = 0.5
 IDLE_S: Final = 75.0
 
 
-class Site(Protocol):
-    """What is served on a port."""
-
-    def application(self) -> web.Application:
-        """Return a new application."""
-
-
-async def run(site: Site, address: str, stop: asyncio.Event, name: str = "admin") -> None:
-    """Serve `site` on `address` until `stop` is set; while another program listens there, try again.
+async def run(application: web.Application, address: str, stop: asyncio.Event, name: str = "admin") -> None:
+    """Serve an application on `address` until `stop` is set; while another program listens there, try again.
 
     `name`: of the setting with the address, for the log.
     """
     reported = False
     while not stop.is_set():
         try:
-            async with serving(site, address):
+            async with serving(application, address):
                 log.info(f"{name}_port_served", address=address)
                 await stop.wait()
         except OSError as error:
@@ -53,11 +46,11 @@ async def run(site: Site, address: str, stop: asyncio.Event, name: str = "admin"
 
 
 @asynccontextmanager
-async def serving(site: Site, address: str) -> AsyncIterator[int]:
-    """Serve `site` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
+async def serving(application: web.Application, address: str) -> AsyncIterator[int]:
+    """Serve an application on `address` and yield the port's number. Raises `OSError` when the address is taken."""
     host, number = host_port(address)
     bound = socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    runner = web.AppRunner(site.application(), shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True)
+    runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True)
     loop, listener = asyncio.get_running_loop(), None
     try:
         await runner.setup()

@@ -34,7 +34,7 @@ async def main(file: Path, port: int) -> None:
             return LocalClient(loaded, store, actor, key)
 
         admin = Admin(Callers(lambda: TOKEN, ManagementTokens(store.client)), Exporter({}), client_of)
-        async with serving(admin, f"127.0.0.1:{port}"):
+        async with serving(admin.application(), f"127.0.0.1:{port}"):
             sys.stdout.buffer.write(READY)
             sys.stdout.buffer.flush()
             await asyncio.Event().wait()

@@ -48,7 +48,7 @@ def pepper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def address(local_client: LocalClient) -> AsyncIterator[str]:
     """The address of an API that works with the store of `local_client`."""
-    async with serving(app_of(local_client), "127.0.0.1:0") as port:
+    async with serving(app_of(local_client).application(), "127.0.0.1:0") as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -270,7 +270,7 @@ async def test_a_write_that_another_attempt_has_begun_is_waited_for() -> None:
 
 async def test_a_client_of_a_gateway_whose_store_is_away_says_so(local_client: LocalClient) -> None:
     async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(serving(app_of(local_client), "127.0.0.1:0"))
+        port = await stack.enter_async_context(serving(app_of(local_client).application(), "127.0.0.1:0"))
         there = await stack.enter_async_context(HttpClient.open(f"http://127.0.0.1:{port}", TOKEN))
 
         def away(*_: object) -> asyncio.Future[Any]:

@@ -290,7 +290,7 @@ async def test_the_port_takes_a_changed_token_and_refuses_a_bad_one(
 
         with capture_logs() as lines:
             admin = Admin(Callers(AdminToken(config), ManagementTokens(client)), Exporter({}))
-            async with serving(admin, "127.0.0.1:0") as port:
+            async with serving(admin.application(), "127.0.0.1:0") as port:
                 url = f"http://127.0.0.1:{port}/metrics"
                 assert (await status(TOKEN), await status(OTHER)) == (200, 401)
                 (tmp_path / "next").write_text(OTHER)

@@ -73,7 +73,7 @@ async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
     stop = asyncio.Event()
     with capture_logs() as lines, socket.create_server(("127.0.0.1", free_port())) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        running = asyncio.create_task(run(Admin(callers, Exporter({})), address, stop))
+        running = asyncio.create_task(run(Admin(callers, Exporter({})).application(), address, stop))
         async with asyncio.timeout(PATIENCE_S):
             while not lines:
                 await asyncio.sleep(0.01)
@@ -93,7 +93,7 @@ async def test_a_stop_does_not_wait_for_live_streams(
     async with ClientSession() as session:
         async with AsyncExitStack() as stack:
             admin = Admin(callers, Exporter({}), lambda *_: local_client)
-            port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
+            port = await stack.enter_async_context(serving(admin.application(), "127.0.0.1:0"))
             url, headers = f"http://127.0.0.1:{port}/api/v1/usage/live", {"Authorization": f"Bearer {TOKEN}"}
             response = await session.get(url, headers=headers)
             await soon(stack.aclose())
@@ -112,7 +112,7 @@ async def test_a_stop_does_not_wait_for_live_streams(
 async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer(
     rows: UsageFiles, callers: Callers, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(Admin(callers, Exporter({})), "127.0.0.1:0") as port:
+    async with serving(Admin(callers, Exporter({})).application(), "127.0.0.1:0") as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
@@ -128,21 +128,20 @@ async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer
 
 
 # The connections of the operator's port: what is sent is not decompressed, and an idle one is closed.
-class Echo:
-    """A site that answers with the body that it read, as both ports of the operator's process serve theirs."""
+def echo() -> web.Application:
+    """Return what answers with the body that it read, as both ports of the operator's process serve theirs."""
 
-    def application(self) -> web.Application:
-        async def answer(request: web.Request) -> web.Response:
-            return web.Response(body=await request.read())
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
 
-        application = web.Application()
-        application.router.add_post("/", answer)
-        return application
+    application = web.Application()
+    application.router.add_post("/", answer)
+    return application
 
 
 @pytest.mark.parametrize("body", [gzip.compress(bytes(1000), mtime=0), b"no gzip"])
 async def test_a_body_is_not_decompressed(body: bytes) -> None:
-    async with port.serving(Echo(), "127.0.0.1:0") as number, ClientSession() as session:
+    async with port.serving(echo(), "127.0.0.1:0") as number, ClientSession() as session:
         headers = {"Content-Encoding": "gzip"}
         async with session.post(f"http://127.0.0.1:{number}/", data=body, headers=headers) as response:
             assert (response.status, await response.read()) == (200, body)
@@ -150,7 +149,7 @@ async def test_a_body_is_not_decompressed(body: bytes) -> None:
 
 async def test_an_idle_connection_is_closed(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "IDLE_S", 0.3)
-    async with port.serving(Admin(callers, Exporter({})), "127.0.0.1:0") as number:
+    async with port.serving(Admin(callers, Exporter({})).application(), "127.0.0.1:0") as number:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await soon(reader.read())).endswith(b"ok\n")

@@ -24,22 +24,22 @@ async def check(client: Client) -> None:
     """Go through all that may become of a key."""
     known, other = Idempotency(client, "one", "a"), Idempotency(client, "one", "b")
     begun = await asyncio.gather(*(Idempotency(client, "one", "a").begin() for _ in range(50)))
-    assert sorted(each.state for each in begun) == [Begun.BEGUN, *[Begun.IN_USE] * 49]
-    assert (await other.begin()).state is Begun.REUSED
+    assert sorted(state for state, _ in begun) == [Begun.BEGUN, *[Begun.IN_USE] * 49]
+    assert (await other.begin())[0] is Begun.REUSED
     (key,) = [key async for key in client.keys(f"{PREFIX}*")]
     assert "one" not in key.removeprefix(PREFIX)
     assert KEPT_S - 60 < await client.call("TTL", key) <= KEPT_S
     await other.keep(b"of another")
     await other.forget()
     await known.end()
-    assert (await known.begin()).state is Begun.BEGUN
+    assert (await known.begin())[0] is Begun.BEGUN
     await known.forget()
-    assert (await other.begin()).state is Begun.BEGUN
+    assert (await other.begin())[0] is Begun.BEGUN
     await other.go_on()
     await other.keep(b"an answer")
     await other.end()
     assert await other.begin() == (Begun.ANSWERED, b"an answer")
-    assert (await known.begin()).state is Begun.REUSED
+    assert (await known.begin())[0] is Begun.REUSED
 
 
 async def test_one_attempt_works_at_a_time(store_url: str) -> None:
@@ -157,15 +157,15 @@ async def test_a_key_that_a_killed_attempt_has_is_free_after_a_while_for_the_sam
     monkeypatch.setattr(idempotency, "LEASE_MS", 300)
     client = local_client.store.client
     killed, other = Idempotency(client, "one", "a"), Idempotency(client, "one", "b")
-    assert (await killed.begin()).state is Begun.BEGUN
-    assert (await Idempotency(client, "one", "a").begin()).state is Begun.IN_USE
+    assert (await killed.begin())[0] is Begun.BEGUN
+    assert (await Idempotency(client, "one", "a").begin())[0] is Begun.IN_USE
     await asyncio.sleep(0.4)
-    assert (await other.begin()).state is Begun.REUSED
-    assert (await Idempotency(client, "one", "a").begin()).state is Begun.BEGUN
+    assert (await other.begin())[0] is Begun.REUSED
+    assert (await Idempotency(client, "one", "a").begin())[0] is Begun.BEGUN
     await killed.keep(b"answer")
     await killed.forget()
     assert await Idempotency(client, "one", "a").begin() == (Begun.ANSWERED, b"answer")
-    assert (await other.begin()).state is Begun.REUSED
+    assert (await other.begin())[0] is Begun.REUSED
 
 
 async def test_a_long_operation_keeps_its_key(

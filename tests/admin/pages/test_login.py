@@ -19,7 +19,7 @@ from gateway.admin.actions.links import AdminToken
 from gateway.admin.actions.management_tokens import ManagementTokens
 from gateway.admin.actions.money import NewCredit
 from gateway.admin.actions.tokens import NewToken, TokenList
-from gateway.admin.http.portal import Portal
+from gateway.admin.http import app
 from gateway.admin.pages.pages import Pages
 from gateway.base.errors import Refused
 from tests.admin.http.conftest import TOKEN
@@ -46,7 +46,7 @@ async def test_a_port_for_callers_lets_no_operator_in_and_leaves_the_link_good(
     pages = Pages(house.local_client, AdminToken(house.loaded.config), {}, operators=False)
     jar = CookieJar(unsafe=True)
     browser, ticket = (
-        PlainBrowser(await aiohttp_client(Portal(pages).application(), cookie_jar=jar)),
+        PlainBrowser(await aiohttp_client(app.portal(pages), cookie_jar=jar)),
         await house.link(),
     )
     status, text = await browser.post("/enter", ticket=ticket)
@@ -257,7 +257,7 @@ async def portal(house: House, aiohttp_client: AiohttpClient) -> PlainBrowser:
     house.loaded = house.configured(PORTAL % "'http://127.0.0.1:9091'" + PROXY)
     await accounts.create(house.local_client(), body=NewAccount("alice"))
     pages = Pages(house.local_client, AdminToken(house.loaded.config), {}, operators=False)
-    return PlainBrowser(await aiohttp_client(Portal(pages).application(), cookie_jar=CookieJar(unsafe=True)))
+    return PlainBrowser(await aiohttp_client(app.portal(pages), cookie_jar=CookieJar(unsafe=True)))
 
 
 async def token_of(house: House, **given: object) -> tokens.MadeToken:
