@@ -68,7 +68,7 @@ class Store:
         self.accounts = Accounts(client)
         self.directory = Directory(client)
         self.external_ids = ExternalIds(client)
-        self.tokens = Tokens(client, PepperSource.of(config.data_path))
+        self.tokens = Tokens(client, PepperSource(config.data_path))
         self.limits = RateLimiter(client)
         self.channels = Channels(client)
         self.kept_ids = KeptIds(client)

@@ -146,7 +146,7 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
     note_api()
     with store_url(config) as url, _with_folder(config) as local, naming_the_store(url):
         async with Store.open(local, url) as store:
-            store.tokens = Tokens(store.client, PepperSource.of(config.data_path))
+            store.tokens = Tokens(store.client, PepperSource(config.data_path))
             with suppress(StoreAway):  # the command says it, if it needs the store
                 await layout.check(store.client)
             yield store

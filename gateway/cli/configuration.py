@@ -80,7 +80,7 @@ def check(
         if loaded.config.tls is not None:
             Certificate(loaded.config.tls)
         with store_url(tried.config) as url, naming_the_store(url):
-            store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
+            store_notes = asyncio.run(_store_notes(tried, url, PepperSource(loaded.config.data_path)))
             with ConfigTest(tried, url) as test:
                 report = test.wait()
     requests = {name: words for name, each in loaded.config.channels.items() if (words := each.request_in_words)}

@@ -205,7 +205,7 @@ async def show_pepper(at: At) -> None:
 
     Example: `gateway pepper show`
     """
-    source, store = PepperSource.of(at.config.data_path), at.local.store
+    source, store = PepperSource(at.config.data_path), at.local.store
     record = await checked(store.client, source)
     old_tokens = await made_before(store.accounts, store.tokens, record.since) if record.old else 0
     result: dict[str, Any] = {
@@ -233,7 +233,7 @@ async def _rotate(at: At, lost: bool, **_: Any) -> str:
 
 async def _recorded(at: At) -> tuple[PepperRecord, bool]:
     """Return what the store says of the pepper, and whether a next one was written and is not recorded yet."""
-    source = PepperSource.of(existing_folder(at.config))
+    source = PepperSource(existing_folder(at.config))
     record = await checked(at.local.store.client, source)
     return record, store_pepper.is_pending(record, source)
 
@@ -261,7 +261,7 @@ async def rotate(
         if lost:
             async with noted(store, "pepper.rotate", lost="every token is void"):
                 await store_pepper.replace(store.client, data)
-            typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
+            typer.echo(f"The store has the pepper of {PepperSource(data).name}. All tokens are void: make others.")
             return
         _, was_prepared = await _recorded(at)
         if not was_prepared:

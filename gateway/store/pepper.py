@@ -22,9 +22,8 @@ import hmac
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -49,24 +48,6 @@ LOST: Final = "if it is lost: `gateway pepper rotate --lost`, which voids every 
 _CHANGE: Final = Script.load(Path(__file__).with_name("pepper_change.lua"))
 
 
-def pepper_of(data: Path) -> bytes:
-    """Return the pepper from `$GATEWAY_PEPPER`, else from the file `pepper` in `data`.
-
-    Gateways on several machines that share a store need the same one: set the environment variable. Raises `Misconfigured` for
-    one that is shorter than 16 bytes, and where the file is missing.
-    """
-    return secret_of(data / "pepper", VARIABLE, create=False)
-
-
-def old_pepper_of(data: Path) -> bytes | None:
-    """Return the pepper before, from `$GATEWAY_PEPPER_OLD`, else from the file `pepper.old`; None where there is none.
-
-    Raises `Misconfigured` for what cannot be one.
-    """
-    path = data / "pepper.old"
-    return secret_of(path, OLD_VARIABLE, create=False) if OLD_VARIABLE in os.environ or path.exists() else None
-
-
 def make_pepper(data: Path) -> None:
     """Make the file `pepper` with mode 0600, unless there is a pepper. Raises `Misconfigured`."""
     secret_of(data / "pepper", VARIABLE)
@@ -78,42 +59,36 @@ def fingerprint_of(pepper: bytes) -> bytes:
 
 
 class PepperSource:
-    """Where a process has its peppers from. Called, it returns the present one."""
+    """Where a gateway with a data folder has its peppers from. `name` says in errors where the pepper is.
 
-    def __init__(
-        self,
-        current: Callable[[], bytes],
-        old: Callable[[], bytes | None] = lambda: None,
-        version: Callable[[], object] = lambda: None,
-        name: str = "",
-    ) -> None:
-        """`version` changes when a file does; `name` says in errors where the pepper is."""
-        self._current = current
-        self.old = old
-        self.version = version
-        self.name = name or "the one here"
+    Gateways on several machines that share a store need the same pepper: set the environment variable.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._file, self._old_file = data / "pepper", data / "pepper.old"
+        self.name = f"${VARIABLE}" if VARIABLE in os.environ else str(self._file)
 
     def __call__(self) -> bytes:
-        return self._current()
+        """Return the pepper. Raises `Misconfigured` for one that is shorter than 16 bytes, and where the file is missing."""
+        return secret_of(self._file, VARIABLE, create=False)
 
-    @classmethod
-    def of(cls, data: Path) -> PepperSource:
-        """Return the source of a gateway with this data folder."""
-        name = f"${VARIABLE}" if VARIABLE in os.environ else str(data / "pepper")
-        return cls(partial(pepper_of, data), partial(old_pepper_of, data), partial(_versions, data), name)
+    def old(self) -> bytes | None:
+        """Return the pepper before, None where there is none. Raises `Misconfigured` for what cannot be one."""
+        given = OLD_VARIABLE in os.environ or self._old_file.exists()
+        return secret_of(self._old_file, OLD_VARIABLE, create=False) if given else None
 
-
-def _versions(data: Path) -> object:
-    return durable.version(data / "pepper"), durable.version(data / "pepper.old")
+    def version(self) -> object:
+        """Return what changes when a file does."""
+        return durable.version(self._file), durable.version(self._old_file)
 
 
 class Peppers:
     """The peppers of one process, and what the store says of them."""
 
-    def __init__(self, client: Client, source: Callable[[], bytes]) -> None:
+    def __init__(self, client: Client, source: PepperSource) -> None:
         """Read the source when it is first needed: operations that concern no secret work without it."""
         self._client = client
-        self._source = source if isinstance(source, PepperSource) else PepperSource(source)
+        self._source = source
         self._codecs: dict[bytes, TokenCodec] = {}
         """Of all peppers here, the present one first; empty until they are read."""
         self._accepted: tuple[TokenCodec, ...] = ()
@@ -321,7 +296,7 @@ def write_next(data: Path) -> None:
 
 async def record_next(client: Client, data: Path, until: int) -> bool:
     """Record the pepper of the data folder, and the end of the one before. Return whether the store had that one."""
-    source = PepperSource.of(data)
+    source = PepperSource(data)
     old = source.old()
     if old is None:
         raise GatewayError("there is no pepper before: see `gateway pepper show`")

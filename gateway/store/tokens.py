@@ -37,7 +37,7 @@ from gateway.store.accounts import (
 )
 from gateway.store.client.client import Client, Script
 from gateway.store.client.steps import Declared, Step
-from gateway.store.pepper import Peppers
+from gateway.store.pepper import Peppers, PepperSource
 
 HOUR_S: Final = 3600
 
@@ -71,8 +71,8 @@ class TokenRefused(Refused):
 class Tokens:
     """The tokens of one store. Every method may also raise `StoreAway`."""
 
-    def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
-        """Call `pepper` when it is first needed: operations that concern no secret work without it."""
+    def __init__(self, client: Client, pepper: PepperSource) -> None:
+        """Read the pepper when it is first needed: operations that concern no secret work without it."""
         self._client = client
         self._codec = Peppers(client, pepper)
         self._known: dict[str, Authenticated] = {}

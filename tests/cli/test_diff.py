@@ -13,7 +13,7 @@ from gateway.cli.commands import program
 from gateway.config.schema import SESSION_HEADERS
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.pepper import make_pepper, pepper_of
+from gateway.store.pepper import PepperSource, make_pepper
 from gateway.store.tokens import Tokens
 from tests.patience import PATIENCE_S
 
@@ -166,7 +166,7 @@ def test_a_wrong_new_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
 async def test_accounts_and_tokens_that_would_be_locked_out_are_counted(
     tmp_path: Path, store_url: str, client: Client
 ) -> None:
-    accounts, tokens = Accounts(client), Tokens(client, lambda: pepper_of(tmp_path))
+    accounts, tokens = Accounts(client), Tokens(client, PepperSource(tmp_path))
     make_pepper(tmp_path)
     for name, group in {"alice": "trial", "robert": "trial", "carol": "default", "dave": "default"}.items():
         await accounts.create(name, group)

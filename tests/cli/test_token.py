@@ -18,7 +18,7 @@ from gateway.base.errors import Refused
 from gateway.cli import token
 from gateway.cli.commands import add
 from gateway.store.client.client import Client
-from gateway.store.pepper import make_pepper, pepper_of
+from gateway.store.pepper import PepperSource, make_pepper
 from gateway.store.tokens import TokenError, Tokens
 from tests.patience import PATIENCE_S
 
@@ -45,7 +45,7 @@ def tried(tmp_path: Path, store_url: str) -> Any:
     async def attempt(text: str) -> str:
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
         try:
-            return (await Tokens(client, lambda: pepper_of(tmp_path)).authenticate(text)).token.id
+            return (await Tokens(client, PepperSource(tmp_path)).authenticate(text)).token.id
         except Refused as refused:
             return refused.code
         finally:

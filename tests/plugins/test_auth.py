@@ -17,7 +17,7 @@ from gateway.base.errors import StoreAway
 from gateway.config.schema import Config, Group, GroupBudgets, GroupLimits
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.pepper import pepper_of
+from gateway.store.pepper import PepperSource
 from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, run_end, run_request, services, started
@@ -147,8 +147,8 @@ async def test_unknown_wrong_and_malformed_tokens_get_one_answer(given: Services
         with_token(token + "x" * 600),
         with_token(token[:-1]),
         with_token(f"{token} {token}"),
-        with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]),
-        with_token(TokenCodec(pepper_of(tmp_path)).make("nobody")[1]),
+        with_token(TokenCodec(PepperSource(tmp_path)()).make("alice")[1]),
+        with_token(TokenCodec(PepperSource(tmp_path)()).make("nobody")[1]),
     ]
     answers = [await refusal(auth, each) for each in asked]
     assert {(each.status, each.code, each.message) for each in answers} == {(401, "token_invalid", answers[0].message)}
@@ -232,7 +232,7 @@ async def test_an_unreachable_store_is_not_a_refusal_of_the_token(tmp_path: Path
     async with services(tmp_path, f"unix://{tmp_path}/nothing", SETTINGS) as given:
         auth = await started(Auth(), given)
         with pytest.raises(StoreAway):
-            await run_request(auth, with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]), given)
+            await run_request(auth, with_token(TokenCodec(PepperSource(tmp_path)()).make("alice")[1]), given)
         assert await code(auth, with_token("made-up")) == (401, "token_invalid")
 
 

@@ -13,11 +13,23 @@ import pytest
 from gateway.store.client.client import Client, Script
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.wallet import HoldReply, Wallet
+from gateway.store.pepper import PepperSource
 
 ACCOUNT = "acme"
 KEY = "gw:{acme}:"
 
 _serial = count(1)
+
+
+class Pepper(PepperSource):
+    """A pepper that is in no file."""
+
+    def __init__(self, pepper: bytes, name: str = "the one here") -> None:
+        super().__init__(Path("/no folder"))
+        self.pepper, self.name = pepper, name
+
+    def __call__(self) -> bytes:
+        return self.pepper
 
 
 def request_id_at(moment_ms: int, serial: int | None = None) -> str:

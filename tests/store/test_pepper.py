@@ -21,13 +21,13 @@ from gateway.store.pepper import (
     changing,
     is_pending,
     make_pepper,
-    pepper_of,
     record_next,
     record_of,
     replace,
     write_next,
 )
 from gateway.store.tokens import Created, TokenRefused, Tokens, made_before
+from tests.store.conftest import Pepper
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +40,10 @@ def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_use_generates_it_and_the_next_reads_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
     make_pepper(data)
-    pepper = pepper_of(data)
+    pepper = PepperSource(data)()
     make_pepper(data)
     assert len(pepper) >= 32
-    assert pepper_of(data) == pepper
+    assert PepperSource(data)() == pepper
     assert stat.S_IMODE((data / "pepper").stat().st_mode) == 0o600
     assert [file.name for file in data.iterdir()] == ["pepper"]
 
@@ -51,24 +51,24 @@ def test_the_first_use_generates_it_and_the_next_reads_it(tmp_path: Path) -> Non
 def test_two_folders_have_different_peppers(tmp_path: Path) -> None:
     make_pepper(tmp_path / "a")
     make_pepper(tmp_path / "b")
-    assert pepper_of(tmp_path / "a") != pepper_of(tmp_path / "b")
+    assert PepperSource(tmp_path / "a")() != PepperSource(tmp_path / "b")()
 
 
 def made(data: Path) -> bytes:
     make_pepper(data)
-    return pepper_of(data)
+    return PepperSource(data)()
 
 
 def test_concurrent_first_uses_agree(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         peppers = set(pool.map(made, [tmp_path / "data"] * 64))
     assert len(peppers) == 1
-    assert peppers == {pepper_of(tmp_path / "data")}
+    assert peppers == {PepperSource(tmp_path / "data")()}
 
 
 def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_PEPPER", "sixteen bytes ok")
-    assert pepper_of(tmp_path / "data") == b"sixteen bytes ok"
+    assert PepperSource(tmp_path / "data")() == b"sixteen bytes ok"
     assert not (tmp_path / "data").exists()
 
 
@@ -76,11 +76,11 @@ def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_short_one_is_refused_and_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str) -> None:
     (tmp_path / "pepper").write_text(short)
     with pytest.raises(Misconfigured, match="too short") as refused:
-        pepper_of(tmp_path)
+        PepperSource(tmp_path)()
     assert "fifteen" not in str(refused.value)
     monkeypatch.setenv("GATEWAY_PEPPER", short)
     with pytest.raises(Misconfigured, match=r"GATEWAY_PEPPER.*too short"):
-        pepper_of(tmp_path)
+        PepperSource(tmp_path)()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 async def test_a_pepper_that_the_tokens_were_not_made_with_is_refused(client: Client, tmp_path: Path) -> None:
     one, other = b"one" * 10, b"other" * 10
-    await Tokens(client, lambda: other).check_pepper()
-    await Tokens(client, lambda: other).check_pepper()
+    await Tokens(client, Pepper(other)).check_pepper()
+    await Tokens(client, Pepper(other)).check_pepper()
     await Accounts(client).create("acme")
-    source = PepperSource(lambda: one, name="/var/lib/data/pepper")
+    source = Pepper(one, "/var/lib/data/pepper")
     for refused_by in (Tokens(client, source).check_pepper(), Tokens(client, source).create("acme")):
         with pytest.raises(Misconfigured, match="the pepper is not the one with which") as refused:
             await refused_by
@@ -106,16 +106,16 @@ async def test_a_pepper_that_the_tokens_were_not_made_with_is_refused(client: Cl
 
 async def test_tokens_of_a_store_without_a_fingerprint_keep_their_pepper(client: Client) -> None:
     await Accounts(client).create("acme")
-    await Tokens(client, lambda: b"one" * 10).create("acme")
+    await Tokens(client, Pepper(b"one" * 10)).create("acme")
     await client.call("DEL", FINGERPRINT)
-    await Tokens(client, lambda: b"one" * 10).check_pepper()
+    await Tokens(client, Pepper(b"one" * 10)).check_pepper()
     assert len(await client.call("HGET", FINGERPRINT, "fingerprint")) == 16
 
 
 async def test_without_a_pepper_a_token_is_a_503_and_other_calls_work(client: Client, tmp_path: Path) -> None:
     await Accounts(client).create("acme")
-    token = await Tokens(client, lambda: b"one" * 10).create("acme")
-    without = Tokens(client, lambda: pepper_of(tmp_path))
+    token = await Tokens(client, Pepper(b"one" * 10)).create("acme")
+    without = Tokens(client, PepperSource(tmp_path))
     assert [each.id for each in await without.all_of("acme")] == [token.id]
     with pytest.raises(StoreAway, match="pepper is missing"):
         await without.authenticate(token.token)
@@ -137,12 +137,12 @@ async def accepted(tokens: Tokens, created: Created) -> bool:
 
 
 async def test_a_running_gateway_takes_both_and_then_the_next_one_alone(client: Client, data: Path) -> None:
-    running = Tokens(client, PepperSource.of(data))
+    running = Tokens(client, PepperSource(data))
     old = await running.create("acme")
     assert running.known(old.token) is None and await accepted(running, old)
     write_next(data)
     assert await record_next(client, data, int(time.time()) + 60)
-    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    new = await Tokens(client, PepperSource(data)).create("acme")
     assert await accepted(running, new), "the file is looked at when a token cannot be read"
     await running.refresh_pepper()
     assert await accepted(running, old) and await accepted(running, new)
@@ -162,18 +162,18 @@ async def test_a_gateway_elsewhere_is_prepared_first_and_refuses_nothing(
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copy(data / "pepper", elsewhere)
-    here, there = Tokens(client, PepperSource.of(data)), Tokens(client, PepperSource.of(elsewhere))
+    here, there = Tokens(client, PepperSource(data)), Tokens(client, PepperSource(elsewhere))
     old = await there.create("acme")
     write_next(data)
     record = await record_of(client)
-    assert record is not None and is_pending(record, PepperSource.of(data))
-    between = await Tokens(client, PepperSource.of(data)).create("acme")  # still of the pepper that the store has
+    assert record is not None and is_pending(record, PepperSource(data))
+    between = await Tokens(client, PepperSource(data)).create("acme")  # still of the pepper that the store has
     assert await accepted(there, between)
     for name in ("pepper", "pepper.old"):
         shutil.copy(data / name, elsewhere)
     assert await record_next(client, data, int(time.time()) + 60)
     assert not await record_next(client, data, int(time.time()) + 60), "it is recorded already"
-    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    new = await Tokens(client, PepperSource(data)).create("acme")
     for tokens in (here, there):
         assert [await accepted(tokens, each) for each in (old, between, new)] == [True] * 3
 
@@ -183,7 +183,7 @@ async def test_a_gateway_that_was_left_behind_says_so_and_its_tokens_end(
 ) -> None:
     behind = tmp_path_factory.mktemp("behind")
     shutil.copy(data / "pepper", behind)
-    tokens = Tokens(client, PepperSource.of(behind))
+    tokens = Tokens(client, PepperSource(behind))
     old = await tokens.create("acme")
     write_next(data)
     await record_next(client, data, int(time.time()) + 60)
@@ -200,7 +200,7 @@ async def test_a_gateway_that_was_left_behind_says_so_and_its_tokens_end(
 
 
 async def test_a_wrong_file_changes_nothing_in_a_running_gateway(client: Client, data: Path) -> None:
-    tokens = Tokens(client, PepperSource.of(data))
+    tokens = Tokens(client, PepperSource(data))
     token = await tokens.create("acme")
     (data / "pepper").write_text("another pepper of some length")
     await tokens.refresh_pepper()
@@ -214,7 +214,8 @@ async def test_the_file_is_looked_at_once_a_second_at_most(
     client: Client, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    source = PepperSource(lambda: b"x" * 32, version=lambda: looks.append(1))
+    source = Pepper(b"x" * 32)
+    monkeypatch.setattr(source, "version", lambda: looks.append(1))
     tokens = Tokens(client, source)
     monkeypatch.setattr(pepper, "LOOK_INTERVAL_S", 3600)
     for _ in range(50):
@@ -227,35 +228,35 @@ async def test_variables_take_the_place_of_both_files(
     client: Client, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAY_PEPPER", "the pepper before, of some length")
-    old = await Tokens(client, PepperSource.of(data)).create("acme")
+    old = await Tokens(client, PepperSource(data)).create("acme")
     monkeypatch.setenv("GATEWAY_PEPPER_OLD", "the pepper before, of some length")
     monkeypatch.setenv("GATEWAY_PEPPER", "the next pepper, of some length")
-    gateway = Tokens(client, PepperSource.of(data))
+    gateway = Tokens(client, PepperSource(data))
     await gateway.check_pepper()
     assert await accepted(gateway, old)
     assert await record_next(client, data, int(time.time()) + 60)
     new = await gateway.create("acme")
     assert await accepted(gateway, new)
     monkeypatch.delenv("GATEWAY_PEPPER_OLD")
-    assert not await accepted(Tokens(client, PepperSource.of(data)), old)
+    assert not await accepted(Tokens(client, PepperSource(data)), old)
 
 
 async def test_a_lost_pepper_is_replaced_and_its_tokens_are_void(client: Client, data: Path) -> None:
-    old = await Tokens(client, PepperSource.of(data)).create("acme")
+    old = await Tokens(client, PepperSource(data)).create("acme")
     (data / "pepper").unlink()
     await replace(client, data)
-    tokens = Tokens(client, PepperSource.of(data))
+    tokens = Tokens(client, PepperSource(data))
     assert not await accepted(tokens, old)
     assert await accepted(tokens, await tokens.create("acme"))
 
 
 async def test_two_changes_before_a_gateway_looks_again_are_both_taken_up(client: Client, data: Path) -> None:
-    running = Tokens(client, PepperSource.of(data))
+    running = Tokens(client, PepperSource(data))
     first = await running.create("acme")
     for _ in range(2):
         write_next(data)
         assert await record_next(client, data, int(time.time()) + 60)
-        last = await Tokens(client, PepperSource.of(data)).create("acme")
+        last = await Tokens(client, PepperSource(data)).create("acme")
         running._codec._look_at = 0.0
         await accepted(
             running, last
@@ -266,11 +267,11 @@ async def test_two_changes_before_a_gateway_looks_again_are_both_taken_up(client
 
 
 async def test_a_running_gateway_takes_up_what_replaces_a_lost_pepper(client: Client, data: Path) -> None:
-    running = Tokens(client, PepperSource.of(data))
+    running = Tokens(client, PepperSource(data))
     old = await running.create("acme")
     (data / "pepper").unlink()
     await replace(client, data)
-    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    new = await Tokens(client, PepperSource(data)).create("acme")
     await accepted(running, new)
     await running.refresh_pepper()
     assert await accepted(running, new)

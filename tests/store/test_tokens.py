@@ -37,6 +37,7 @@ from gateway.store.tokens import (
     token_of,
 )
 from tests.patience import wait_until
+from tests.store.conftest import Pepper
 
 # A token's text is returned once, only its digest is stored, and it is refused once disabled, expired or deleted.
 PEPPER = b"a pepper of some length"
@@ -52,7 +53,7 @@ async def accounts(client: Client) -> Accounts:
 
 @pytest.fixture
 def tokens(client: Client, accounts: Accounts) -> Tokens:
-    return Tokens(client, lambda: PEPPER)
+    return Tokens(client, Pepper(PEPPER))
 
 
 async def code_of(tokens: Tokens, text: str) -> str:
@@ -100,7 +101,7 @@ async def test_it_costs_two_reads_and_nothing_else(tokens: Tokens, client: Clien
 async def test_a_text_that_is_no_token_is_refused_without_the_store(tokens: Tokens, tmp_path: Path) -> None:
     created = await tokens.create("alice")
     away = Client.connect(f"unix://{tmp_path}/nothing")
-    without_store = Tokens(away, lambda: PEPPER)
+    without_store = Tokens(away, Pepper(PEPPER))
     _, of_another_gateway = TokenCodec(b"another pepper of some length").make("alice")
     for text in ("sk-alice-", created.token[:-1], created.token + "a", created.token.upper(), of_another_gateway):
         assert await code_of(without_store, text) == "token_invalid"
@@ -303,17 +304,11 @@ async def test_a_cancelled_call_leaves_no_reply_to_the_next(tokens: Tokens) -> N
 DAY_S = 86_400
 
 
-@pytest.fixture
-async def token_changes_tokens(client: Client) -> Tokens:
-    await Accounts(client).create("alice")
-    return Tokens(client, lambda: PEPPER)
-
-
 async def test_the_new_token_has_the_settings_of_the_old_one_which_ends_with_the_overlap(
-    token_changes_tokens: Tokens,
+    tokens: Tokens,
 ) -> None:
     later = int(time.time()) + 30 * DAY_S
-    old = await token_changes_tokens.create(
+    old = await tokens.create(
         "alice",
         name="laptop",
         expires_at=later,
@@ -323,36 +318,36 @@ async def test_the_new_token_has_the_settings_of_the_old_one_which_ends_with_the
         limits=AccountLimits(concurrent=2),
     )
     before = int(time.time())
-    new = await token_changes_tokens.rotate(old.id, DAY_S)
+    new = await tokens.rotate(old.id, DAY_S)
     assert (new.name, new.expires_at, new.models, new.addresses) == ("laptop", later, ("a",), ("10.0.0.0/8",))
     assert (new.budgets, new.limits, new.last_used) == (old.budgets, old.limits, None)
     assert (new.replaces, new.counts_as, new.replaced_by) == (old.id, old.id, "")
-    kept = await token_changes_tokens.get(old.id)
+    kept = await tokens.get(old.id)
     assert kept.replaced_by == new.id
     assert before + DAY_S <= (kept.expires_at or 0) <= int(time.time()) + DAY_S
-    assert (await token_changes_tokens.authenticate(old.token)).token.id == old.id
-    assert (await token_changes_tokens.authenticate(new.token)).token.id == new.id
-    third = await token_changes_tokens.rotate(new.id, 0, before + 60)
+    assert (await tokens.authenticate(old.token)).token.id == old.id
+    assert (await tokens.authenticate(new.token)).token.id == new.id
+    third = await tokens.rotate(new.id, 0, before + 60)
     assert (third.replaces, third.counts_as, third.expires_at) == (new.id, old.id, before + 60)
     with pytest.raises(TokenRefused, match="It was replaced: use the new one") as refused:
-        await token_changes_tokens.authenticate(new.token)
+        await tokens.authenticate(new.token)
     assert refused.value.code == "token_expired"
 
 
-async def test_an_overlap_does_not_prolong_a_token(token_changes_tokens: Tokens) -> None:
+async def test_an_overlap_does_not_prolong_a_token(tokens: Tokens) -> None:
     soon = int(time.time()) + 60
-    old = await token_changes_tokens.create("alice", expires_at=soon)
-    new = await token_changes_tokens.rotate(old.id, DAY_S, soon + DAY_S)
-    assert ((await token_changes_tokens.get(old.id)).expires_at, new.expires_at) == (soon, soon + DAY_S)
+    old = await tokens.create("alice", expires_at=soon)
+    new = await tokens.rotate(old.id, DAY_S, soon + DAY_S)
+    assert ((await tokens.get(old.id)).expires_at, new.expires_at) == (soon, soon + DAY_S)
 
 
-async def test_what_cannot_be_replaced_says_what_to_do(client: Client, token_changes_tokens: Tokens) -> None:
-    old, disabled, expired, closed = [await token_changes_tokens.create("alice") for _ in range(2)] + [
-        await token_changes_tokens.create("alice", expires_at=1),
-        await token_changes_tokens.create("alice"),
+async def test_what_cannot_be_replaced_says_what_to_do(client: Client, tokens: Tokens) -> None:
+    old, disabled, expired, closed = [await tokens.create("alice") for _ in range(2)] + [
+        await tokens.create("alice", expires_at=1),
+        await tokens.create("alice"),
     ]
-    new = await token_changes_tokens.rotate(old.id, 60)
-    await token_changes_tokens.set_status(disabled.id, TokenStatus.DISABLED)
+    new = await tokens.rotate(old.id, 60)
+    await tokens.set_status(disabled.id, TokenStatus.DISABLED)
     refusals = [
         (old.id, f"was replaced by `{new.id}` already: rotate that one"),
         (disabled.id, f"`{disabled.id}` is disabled: enable it first"),
@@ -360,30 +355,30 @@ async def test_what_cannot_be_replaced_says_what_to_do(client: Client, token_cha
         ("alice-00000000", "there is no token `alice-00000000`"),
         (old.token, "a token's id is like ACCOUNT-1a2b3c4d"),
     ]
-    before = await token_changes_tokens.all_of("alice")
+    before = await tokens.all_of("alice")
     for token_id, message in refusals:
         with pytest.raises(TokenError, match=message.replace("(", r"\\(")):
-            await token_changes_tokens.rotate(token_id, 60)
-    assert await token_changes_tokens.all_of("alice") == before
-    assert (await token_changes_tokens.rotate(expired.id, 60, int(time.time()) + 60)).replaces == expired.id
+            await tokens.rotate(token_id, 60)
+    assert await tokens.all_of("alice") == before
+    assert (await tokens.rotate(expired.id, 60, int(time.time()) + 60)).replaces == expired.id
     await Accounts(client).set_status("alice", AccountStatus.CLOSED)
     with pytest.raises(TokenError, match="there is no open account"):
-        await token_changes_tokens.rotate(closed.id, 60)
+        await tokens.rotate(closed.id, 60)
 
 
-async def test_of_rotations_at_once_one_succeeds(token_changes_tokens: Tokens) -> None:
-    old = await token_changes_tokens.create("alice")
-    results = await asyncio.gather(*(token_changes_tokens.rotate(old.id, 60) for _ in range(8)), return_exceptions=True)
+async def test_of_rotations_at_once_one_succeeds(tokens: Tokens) -> None:
+    old = await tokens.create("alice")
+    results = await asyncio.gather(*(tokens.rotate(old.id, 60) for _ in range(8)), return_exceptions=True)
     (made,) = [result for result in results if not isinstance(result, BaseException)]
     assert all("already: rotate that one" in str(result) for result in results if isinstance(result, TokenError))
-    assert {token.id for token in await token_changes_tokens.all_of("alice")} == {old.id, made.id}
+    assert {token.id for token in await tokens.all_of("alice")} == {old.id, made.id}
 
 
 @pytest.mark.parametrize("lost", ["the reply", "the call"])
 async def test_a_rotation_is_made_once_where_a_reply_or_a_call_is_lost(
-    client: Client, token_changes_tokens: Tokens, monkeypatch: pytest.MonkeyPatch, lost: str
+    client: Client, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    old = await token_changes_tokens.create("alice")
+    old = await tokens.create("alice")
     run, calls = client.run, 0
 
     async def losing(script: Any, keys: Any, arguments: Any) -> Any:
@@ -397,39 +392,37 @@ async def test_a_rotation_is_made_once_where_a_reply_or_a_call_is_lost(
         return result
 
     monkeypatch.setattr(client, "run", losing)
-    new = await token_changes_tokens.rotate(old.id, 60)
-    assert (await token_changes_tokens.authenticate(new.token)).token.id == new.id
-    assert {token.id for token in await token_changes_tokens.all_of("alice")} == {old.id, new.id}
+    new = await tokens.rotate(old.id, 60)
+    assert (await tokens.authenticate(new.token)).token.id == new.id
+    assert {token.id for token in await tokens.all_of("alice")} == {old.id, new.id}
     assert calls == (1 if lost == "the reply" else 2)
 
 
 async def test_a_store_that_stays_away_leaves_the_token_as_it_was(
-    client: Client, token_changes_tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    client: Client, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = await token_changes_tokens.create("alice")
+    old = await tokens.create("alice")
 
     async def away(*_: Any) -> Any:
         raise StoreAway("away")
 
     monkeypatch.setattr(client, "run", away)
     with pytest.raises(StoreAway):
-        await token_changes_tokens.rotate(old.id, 60)
-    (kept,) = await token_changes_tokens.all_of("alice")
+        await tokens.rotate(old.id, 60)
+    (kept,) = await tokens.all_of("alice")
     assert (kept.replaced_by, kept.expires_at) == ("", None)
     assert token_rotation._TRIES == 3
 
 
-async def test_the_sums_of_budgets_go_with_the_last_token_that_counts_in_them(
-    client: Client, token_changes_tokens: Tokens
-) -> None:
-    old = await token_changes_tokens.create("alice")
-    other = await token_changes_tokens.create("alice")
+async def test_the_sums_of_budgets_go_with_the_last_token_that_counts_in_them(client: Client, tokens: Tokens) -> None:
+    old = await tokens.create("alice")
+    other = await tokens.create("alice")
     field = f"D{old.id.rpartition('-')[2]}"
     await client.call("HSET", "gw:{alice}:wallet", field, "9999999999999 7")
-    new = await token_changes_tokens.rotate(old.id, 60)
-    third = await token_changes_tokens.rotate(new.id, 60)
+    new = await tokens.rotate(old.id, 60)
+    third = await tokens.rotate(new.id, 60)
     for gone, left in ((old, True), (new, True), (other, True), (third, False)):
-        await token_changes_tokens.delete(gone.id)
+        await tokens.delete(gone.id)
         assert bool(await client.call("HEXISTS", "gw:{alice}:wallet", field)) is left
 
 
@@ -504,22 +497,7 @@ def test_what_was_written_is_read(budgets: Budgets, limits: AccountLimits) -> No
 
 
 # A revoked token is announced by what revokes it, and is found by reading; what only touches it announces nothing.
-@pytest.fixture
-async def revocations_accounts(client: Client) -> Accounts:
-    revocations_accounts = Accounts(client)
-    for name in ("alice", "bob"):
-        await revocations_accounts.create(name)
-    return revocations_accounts
-
-
-@pytest.fixture
-def revocations_tokens(client: Client, revocations_accounts: Accounts) -> Tokens:
-    return Tokens(client, lambda: PEPPER)
-
-
-async def test_what_revokes_a_token_is_announced(
-    client: Client, revocations_accounts: Accounts, revocations_tokens: Tokens
-) -> None:
+async def test_what_revokes_a_token_is_announced(client: Client, accounts: Accounts, tokens: Tokens) -> None:
     revocations = Revocations(client)
     seen, _ = await revocations.announced("")
 
@@ -528,40 +506,38 @@ async def test_what_revokes_a_token_is_announced(
         seen, found = await revocations.announced(seen)
         return found
 
-    token = await revocations_tokens.create("alice")
-    touch = revocations_tokens.touch_step(await revocations_tokens.authenticate(token.token))
+    token = await tokens.create("alice")
+    touch = tokens.touch_step(await tokens.authenticate(token.token))
     assert touch is not None
     await run_steps(client, [touch])
-    assert (await revocations_tokens.get(token.id)).last_used is not None
-    await revocations_accounts.change("alice", group="trial", limits=AccountLimits(concurrent=3))
+    assert (await tokens.get(token.id)).last_used is not None
+    await accounts.change("alice", group="trial", limits=AccountLimits(concurrent=3))
     assert await announced() == []
-    await revocations_tokens.set_status(token.id, TokenStatus.DISABLED)
+    await tokens.set_status(token.id, TokenStatus.DISABLED)
     assert await announced() == ["alice"]
-    await revocations_tokens.set_status(token.id, TokenStatus.ACTIVE)
+    await tokens.set_status(token.id, TokenStatus.ACTIVE)
     assert await announced() == []
-    await revocations_tokens.rotate(token.id, 0)
+    await tokens.rotate(token.id, 0)
     assert await announced() == ["alice"]
-    await revocations_tokens.delete(token.id)
+    await tokens.delete(token.id)
     assert await announced() == ["alice"]
-    await revocations_accounts.set_status("bob", AccountStatus.SUSPENDED)
-    await revocations_accounts.set_status("alice", AccountStatus.CLOSED)
+    await accounts.set_status("bob", AccountStatus.SUSPENDED)
+    await accounts.set_status("alice", AccountStatus.CLOSED)
     assert await announced() == ["bob", "alice"]
-    await revocations_accounts.set_status("bob", AccountStatus.ACTIVE)
+    await accounts.set_status("bob", AccountStatus.ACTIVE)
     assert await announced() == []
     assert await revocations.announced("") == (seen, [])
 
 
-async def test_revoked_tokens_are_found(
-    client: Client, revocations_accounts: Accounts, revocations_tokens: Tokens
-) -> None:
-    await revocations_accounts.create("carol")
-    good, deleted, disabled = [await revocations_tokens.create("alice") for _ in range(3)]
-    expired = await revocations_tokens.create("alice", expires_at=int(time.time()))
-    later = await revocations_tokens.create("bob", expires_at=int(time.time()) + 1000)
-    inactive = [await revocations_tokens.create("carol") for _ in range(2)]
-    await revocations_tokens.delete(deleted.id)
-    await revocations_tokens.set_status(disabled.id, TokenStatus.DISABLED)
-    await revocations_accounts.set_status("carol", AccountStatus.SUSPENDED)
+async def test_revoked_tokens_are_found(client: Client, accounts: Accounts, tokens: Tokens) -> None:
+    await accounts.create("carol")
+    good, deleted, disabled = [await tokens.create("alice") for _ in range(3)]
+    expired = await tokens.create("alice", expires_at=int(time.time()))
+    later = await tokens.create("bob", expires_at=int(time.time()) + 1000)
+    inactive = [await tokens.create("carol") for _ in range(2)]
+    await tokens.delete(deleted.id)
+    await tokens.set_status(disabled.id, TokenStatus.DISABLED)
+    await accounts.set_status("carol", AccountStatus.SUSPENDED)
     asked = {
         "alice": {good.id, deleted.id, disabled.id, expired.id},
         "bob": {later.id},
@@ -573,7 +549,7 @@ async def test_revoked_tokens_are_found(
     assert await revocations.find({}) == {}
 
 
-async def test_a_store_that_has_lost_its_data_revokes_nothing(client: Client, revocations_tokens: Tokens) -> None:
-    token = await revocations_tokens.create("alice")
+async def test_a_store_that_has_lost_its_data_revokes_nothing(client: Client, tokens: Tokens) -> None:
+    token = await tokens.create("alice")
     await client.call("FLUSHALL")
     assert await Revocations(client).find({"alice": {token.id}}) == {}

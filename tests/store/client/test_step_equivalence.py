@@ -21,7 +21,7 @@ from gateway.store.client.steps import STOPPED, Step, error_in, run_steps
 from gateway.store.limits import RateLimiter, TokenLimits
 from gateway.store.money.wallet import Settlement, Wallet
 from gateway.store.tokens import Authenticated, Tokens
-from tests.store.conftest import request_id_at
+from tests.store.conftest import Pepper, request_id_at
 from tests.store.money.wallet_machine import REAL_STAMP
 
 HISTORIES = int(os.environ.get("STEP_HISTORIES", "300"))
@@ -51,7 +51,7 @@ class Account:
     def __init__(self, name: str, client: Client) -> None:
         self.name = name
         self.client = client
-        self.accounts, self.tokens = Accounts(client), Tokens(client, lambda: b"a pepper of some length")
+        self.accounts, self.tokens = Accounts(client), Tokens(client, Pepper(b"a pepper of some length"))
         self.limits, self.wallet = RateLimiter(client), Wallet(client)
         self.known: Authenticated | None = None
 

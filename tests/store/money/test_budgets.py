@@ -17,7 +17,7 @@ from gateway.store.client.client import Client
 from gateway.store.money.scripts import Hold, Settle, Settlement
 from gateway.store.money.wallet import Wallet
 from gateway.store.tokens import Tokens
-from tests.store.conftest import ACCOUNT, KEY, balance_and_held, new_request_id, open_account, overdue, take
+from tests.store.conftest import ACCOUNT, KEY, Pepper, balance_and_held, new_request_id, open_account, overdue, take
 
 # Budgets in the wallet: what is refused, what each window counts, and what the audit finds, with a real store.
 HOUR_MS = 3_600_000
@@ -306,7 +306,7 @@ async def test_a_request_that_costs_nothing_needs_no_balance(client: Client) -> 
 
 async def test_a_deleted_token_leaves_no_budgets(client: Client) -> None:
     await Accounts(client).create(ACCOUNT)
-    wallet, tokens = Wallet(client), Tokens(client, lambda: b"a pepper of some length")
+    wallet, tokens = Wallet(client), Tokens(client, Pepper(b"a pepper of some length"))
     await wallet.credit(ACCOUNT, "opening", 100)
     created = await tokens.create(ACCOUNT)
     token = created.id.rpartition("-")[2]
