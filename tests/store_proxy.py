@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 from urllib.parse import unquote, urlsplit
+
+from tests.tcp import TcpServer
 
 
 class Fault(StrEnum):
@@ -21,60 +21,45 @@ class Fault(StrEnum):
     SILENCE = "they are executed and no reply is sent on that connection any more"
 
 
-class StoreProxy:
+class StoreProxy(TcpServer):
     """A proxy that listens at `url` and forwards to the unix socket of a store.
 
     `fault` is called for each read from a client's socket that contains a script call, and returns the fault to cause.
     """
 
     def __init__(self, store_url: str, *, delay_s: float = 0.7) -> None:
+        super().__init__()
         self._path = unquote(urlsplit(store_url).path)
         self._delay_s = delay_s
         self.fault: Callable[[], Fault | None] = lambda: None
         self.done = dict.fromkeys(Fault, 0)
         """How often each fault was caused."""
-        self._open: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
         """The URL at which a gateway reaches the store through this proxy."""
-        assert self._server is not None
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"redis://127.0.0.1:{self.port}"
 
     def once(self, fault: Fault) -> None:
         """Cause the fault for the next script call only."""
         left = [fault]
         self.fault = lambda: left.pop() if left else None
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-        await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             store_reader, store_writer = await asyncio.open_unix_connection(self._path)
         except OSError:
             writer.transport.abort()
             return
-        self._open |= {writer, store_writer}
+        self.open.add(store_writer)
         link = _Link(self, writer, store_writer)
         replies = asyncio.create_task(link.pump_replies(store_reader, self._delay_s))
         try:
             await link.pump_commands(reader)
         finally:
-            for end in (writer, store_writer):
-                end.transport.abort()
-                self._open.discard(end)
+            writer.transport.abort()
+            store_writer.transport.abort()
+            self.open.discard(store_writer)
             replies.cancel()
             await asyncio.gather(replies, return_exceptions=True)
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tests.tcp import TcpServer
+
 SECRET: Final = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 """The secret of the specification's own example."""
 PIECE: Final = 65536
@@ -41,18 +43,16 @@ class Received(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.body)
 
 
-class Receiver:
+class Receiver(TcpServer):
     """Answers the first request with the first of `answers`, and so on; all later ones with the last."""
 
     def __init__(self, answers: Sequence[bytes], *, hold: bool = False) -> None:
+        super().__init__()
         self.answers = list(answers)
         self.hold = hold
         self.got: list[Received] = []
         self.at_once = self.most_at_once = 0
         self.sent = 0
-        self.port = 0
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
@@ -62,18 +62,7 @@ class Receiver:
     def types(self) -> list[str]:
         return [received.event["type"] for received in self.got]
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         try:
@@ -90,23 +79,15 @@ class Receiver:
                 self.sent += len(data[start : start + PIECE])
             if self.hold or data == NEVER:
                 await reader.read()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
         finally:
             self.at_once -= 1
-            self._open.discard(writer)
-            writer.close()
 
 
 @asynccontextmanager
 async def receiving(*answers: bytes, hold: bool = False) -> AsyncIterator[Receiver]:
     """Run a receiver. With `hold` it leaves its connections open after the answer."""
-    receiver = Receiver(answers or [OK], hold=hold)
-    await receiver.start()
-    try:
+    async with Receiver(answers or [OK], hold=hold) as receiver:
         yield receiver
-    finally:
-        await receiver.stop()
 
 
 def closed_port() -> int:

@@ -284,10 +284,10 @@ class StoppingReceiver(Receiver):
         super().__init__([OK])
         self._stop_store = stop_store
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self.got:
             await asyncio.to_thread(self._stop_store)
-        await super()._serve(reader, writer)
+        await super().serve(reader, writer)
 
 
 async def test_a_webhook_that_is_exchanged_gets_what_is_left(client: Client) -> None:

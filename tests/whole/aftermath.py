@@ -15,8 +15,8 @@ CREDIT = 5_000_000
 
 
 def tasks() -> set[asyncio.Task[object]]:
-    """Return the running tasks, without those of the scripted upstream."""
-    return {task for task in asyncio.all_tasks() if "Scripted" not in repr(task.get_coro())}
+    """Return the running tasks, without those of upstreams of tests."""
+    return {task for task in asyncio.all_tasks() if "TcpServer" not in repr(task.get_coro())}
 
 
 async def records_in_stream(gateway: Running) -> list[Record]:

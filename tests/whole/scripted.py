@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
+
+from tests.tcp import TcpServer, read_request
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -43,69 +43,39 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Scripted:
+class Scripted(TcpServer):
     """An upstream that plays the first of `scripts` for the first request, and so on; the last one for all later requests.
 
-    `arrived` is set when a request has come, `gone` when the gateway closes a connection. `open` holds the open connections.
+    `arrived` is set when a request has come, `gone` when the gateway closes a connection.
     """
 
     def __init__(self, *scripts: Sequence[Step], tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(tls=tls)
         self.scripts: Sequence[Sequence[Step]] = scripts
         self.requests: list[bytes] = []
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
         self.connections = 0
         self.sent = 0
-        self.open: set[asyncio.StreamWriter] = set()
-        self._tls = tls
-        self._server: asyncio.Server | None = None
 
     @property
     def base_url(self) -> str:
         """The base URL for a channel, which ends in /v1."""
-        assert self._server is not None
         scheme = "https" if self._tls else "http"
         host = "localhost" if self._tls else "127.0.0.1"
-        return f"{scheme}://{host}:{self._server.sockets[0].getsockname()[1]}/v1"
+        return f"{scheme}://{host}:{self.port}/v1"
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.abort()
-        await self._server.wait_closed()
-        while self.open:
-            await asyncio.sleep(0)
-
-    def abort(self) -> None:
-        """Reset all connections."""
-        for writer in list(self.open):
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open.add(writer)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
             while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next(
-                    int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
-                )
-                self.requests.append(head + await reader.readexactly(length))
+                self.requests.append(b"".join(await read_request(reader)))
                 self.arrived.set()
                 script = self.scripts[min(len(self.requests), len(self.scripts)) - 1]
                 for step in script:
                     await self._play(step, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             self.gone.set()
-        finally:
-            self.open.discard(writer)
-            writer.close()
 
     async def _play(self, step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if isinstance(step, bytes):

@@ -22,6 +22,7 @@ from aiohttp import web
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.tcp import TcpServer
 
 FOLDER = os.environ.get("AGENTS")
 FOUND = {name: shutil.which(name, path=FOLDER) for name in ("codex", "claude")}
@@ -155,12 +156,12 @@ class Recorded:
             await runner.cleanup()
 
 
-class Counted:
+class Counted(TcpServer):
     """A way to the gateway on which requests and statuses are counted."""
 
     def __init__(self, port: int) -> None:
+        super().__init__()
         self.gateway_port = port
-        self.port = 0
         self.paths: list[str] = []
         self.statuses: list[int] = []
 
@@ -182,16 +183,9 @@ class Counted:
     def _told(self, data: bytes) -> None:
         self.statuses += map(int, STATUS.findall(data))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self.gateway_port)
         await asyncio.gather(self._pass(reader, back, self._asked), self._pass(there, writer, self._told))
-
-    @asynccontextmanager
-    async def counting(self) -> AsyncIterator[Counted]:
-        async with await asyncio.start_server(self._connected, "127.0.0.1", 0) as server:
-            self.port = server.sockets[0].getsockname()[1]
-            yield self
-            server.close()
 
     def questions(self) -> int:
         """Return how many requests were for an answer."""
@@ -250,7 +244,7 @@ async def served(
 ) -> AsyncIterator[tuple[Running, Recorded, Counted]]:
     async with Recorded(fails).serving() as upstream:
         yaml = FILE.format(url=upstream.base_url, budget=budget)
-        async with running(yaml, folder, url) as gateway, Counted(gateway.port).counting() as way:
+        async with running(yaml, folder, url) as gateway, Counted(gateway.port) as way:
             yield gateway, upstream, way
 
 

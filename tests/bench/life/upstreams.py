@@ -5,57 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from types import TracebackType
-from typing import Any, Self
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from tests.bench.life.answers import KINDS, Call, Close, Served
+from tests.tcp import TcpServer, read_request
 
 
-class Upstreams:
+class Upstreams(TcpServer):
     """A raw HTTP server on loopback. `served` has its account of each request by the tag that the caller sent as `user`."""
 
     def __init__(self) -> None:
+        super().__init__(limit=1 << 20)
         self.served: dict[str, list[Served]] = defaultdict(list)
-        self._open: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
 
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-        await asyncio.sleep(0)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests = 0
-        try:
+        with suppress(Close):
             while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next(
-                    int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
-                )
-                raw = await reader.readexactly(length)
+                head, raw = await read_request(reader)
                 requests += 1
                 await self._answer(head, raw, reader, writer, requests)
-        except (asyncio.IncompleteReadError, OSError, Close):
-            pass
-        finally:
-            self._open.discard(writer)
-            writer.close()
 
     async def _answer(
         self, head: bytes, raw: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: int
