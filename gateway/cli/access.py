@@ -75,11 +75,11 @@ async def account_link(at: At, account_id: IdArgument) -> None:
 
     Example: `gateway account link alice`
     """
-    from gateway.admin.actions.links import portal_of
+    from gateway.admin.actions.links import address_of
 
     made = await at.do("links.own", account_id)
     await print_link(at, made, made.url)
-    if not at.api and (portal := portal_of(at.config)) and not _answers(portal):
+    if not at.api and (portal := address_of(at.config, portal=True)) and not _answers(portal):
         print_notes([f"nothing answers at {portal}: a gateway serves `portal:` once it has been started with it"])
 
 

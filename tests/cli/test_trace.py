@@ -15,9 +15,10 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.actions import usage
-from gateway.admin.actions.remote import Feed, FeedElsewhere, HttpClient
+from gateway.admin.actions.remote import FeedElsewhere, HttpClient
 from gateway.admin.actions.requests import in_words
 from gateway.admin.actions.times import local
+from gateway.admin.actions.usage import Feed
 from gateway.admin.http.usage_feed import LiveUsage
 from gateway.domain.exchange import Outcome
 from gateway.usage.database import UsageFiles

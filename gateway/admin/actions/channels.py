@@ -14,7 +14,7 @@ from gateway.base.errors import GatewayError
 from gateway.base.ids import utc
 from gateway.base.text import counted
 from gateway.config.channel import Channel
-from gateway.store.channels import ChannelFigures, ChannelSnapshot, Condition, CredentialState, CredentialStatus
+from gateway.store.channels import ChannelFigures, ChannelSnapshot, Condition, CredentialState
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -184,7 +184,10 @@ async def _now(client: LocalClient, names: Sequence[str]) -> list[ChannelNow]:
 
 def _described(client: LocalClient, snapshot: ChannelSnapshot, channel: Channel) -> ChannelNow:
     statuses = client.store.channels.credentials_of(snapshot, channel.credentials)
-    credentials = [_numbered(number, *each) for number, each in enumerate(statuses, 1)]
+    credentials = [
+        Credential(number, each.state, _second(each.since_ms), _second(each.until_ms), each.reason, fingerprint)
+        for number, (fingerprint, each) in enumerate(statuses, 1)
+    ]
     used = any(each.state is CredentialState.IN_USE for each in credentials)
     if credentials and not used and snapshot.condition is not Condition.DISABLED:
         snapshot = msgspec.structs.replace(snapshot, condition=Condition.NO_CREDENTIAL)
@@ -198,11 +201,6 @@ def _described(client: LocalClient, snapshot: ChannelSnapshot, channel: Channel)
         "request": channel.request_in_words,
     }
     return ChannelNow(**fields | added)
-
-
-def _numbered(number: int, fingerprint: str, status: CredentialStatus) -> Credential:
-    since, until = _second(status.since_ms), _second(status.until_ms)
-    return Credential(number, status.state, since, until, status.reason, fingerprint)
 
 
 def _second(ms: int | None) -> str | None:

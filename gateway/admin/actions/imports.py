@@ -19,8 +19,8 @@ from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.money import moved
 from gateway.base import crash_points
 from gateway.base.errors import GatewayError, Refused, StoreAway
+from gateway.base.ids import EXTERNAL
 from gateway.store.accounts import MAX_AMOUNT, AccountError
-from gateway.store.external_ids import no_owner
 from gateway.store.money.scripts import Credit
 
 MOST_ROWS: Final = 500
@@ -120,7 +120,7 @@ async def credits_(client: LocalClient, body: CreditRows) -> Imported:
     """
 
     async def do(row: CreditRow, report: Imported) -> None:
-        account = row.id or await _owner(client, row.external_id)
+        account = row.id or await client.store.external_ids.resolve(f"{EXTERNAL}{row.external_id}")
         if row.external_id and await client.store.external_ids.find(row.external_id) != account:
             raise AccountError(f"the account `{account}` does not have the external id {row.external_id!r}")
         await _credit(client, account, row.transaction, row.amount_micros, report)
@@ -185,13 +185,6 @@ async def _ensure(client: LocalClient, row: AccountRow, report: Imported) -> Non
                 raise
         else:
             report.created += 1
-
-
-async def _owner(client: LocalClient, external_id: str) -> str:
-    account = await client.store.external_ids.find(external_id)
-    if account is None:
-        raise no_owner(external_id)
-    return account
 
 
 async def _credit(client: LocalClient, account: str, transaction: str, amount: int, report: Imported) -> None:

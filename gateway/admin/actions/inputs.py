@@ -8,6 +8,7 @@ takes it away. Names that are no model's, and lists that leave no model, are pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import tzinfo
 from typing import Annotated, Literal
 
 import msgspec
@@ -116,18 +117,21 @@ class BudgetWindow(msgspec.Struct, frozen=True):
 
 async def budget_use(store: Store, catalogue: Catalogue, account: Account) -> list[BudgetWindow]:
     """Return what each budget of an account counts now: those of its own, and those of its group."""
-    calendar = Calendar(catalogue.time_zone, Clock())
     budgets = catalogue.budgets(account.group, account.budgets)
-    caller = Caller(account=account.id, token_id="", group=account.group, budgets=budgets)
-    uses = await store.wallet.budgets(account.id, calendar.budgets(caller))
-    return [msgspec.convert(calendar.report(use), BudgetWindow) for use in uses]
+    return await _use(store, catalogue.time_zone, Caller(account.id, "", account.group, budgets=budgets))
 
 
-async def use_of_token(store: Store, calendar: Calendar, token: Token) -> list[BudgetWindow]:
+async def use_of_token(store: Store, zone: tzinfo, token: Token) -> list[BudgetWindow]:
     """Return what each budget of a token counts now."""
     account = token.id.rpartition("-")[0]
-    caller = Caller(account, token.id, "", token_budgets=token.budgets, counts_as=token.counts_as)
-    uses = await store.wallet.budgets(account, calendar.budgets(caller))
+    return await _use(
+        store, zone, Caller(account, token.id, "", token_budgets=token.budgets, counts_as=token.counts_as)
+    )
+
+
+async def _use(store: Store, zone: tzinfo, caller: Caller) -> list[BudgetWindow]:
+    calendar = Calendar(zone, Clock())
+    uses = await store.wallet.budgets(caller.account, calendar.budgets(caller))
     return [msgspec.convert(calendar.report(use), BudgetWindow) for use in uses]
 
 

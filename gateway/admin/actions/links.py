@@ -113,8 +113,7 @@ async def _make(client: LocalClient, name: str, scopes: tuple[Scope, ...], accou
     expires_at = utc(round((time.time() + GOOD_FOR_S) * 1000))
     client.change.after = {"name": name, "scopes": scopes, "expires_at": expires_at}
     portal = client.config.portal if account else None
-    at = address_of(client.config) if portal is None else portal_of(client.config)
-    where = (portal is not None and portal.url) or base(at or "")
+    where = (portal is not None and portal.url) or base(address_of(client.config, portal=portal is not None) or "")
     return Link(f"{where}{ENTER}?ticket={text}", expires_at, name, scopes)
 
 
@@ -153,19 +152,12 @@ def elsewhere(config: Config, port: str) -> Path:
     return config.data_path / f"{port}.address"
 
 
-def address_of(config: Config) -> str | None:
-    """Return the address of the operator's port; None where there is none."""
-    return _address(config, "admin", config.admin)
-
-
-def portal_of(config: Config) -> str | None:
-    """Return the address of the portal; None where there is none."""
-    return _address(config, "portal", None if config.portal is None else config.portal.listen)
-
-
-def _address(config: Config, port: str, configured: str | None) -> str | None:
-    file = elsewhere(config, port)
-    return file.read_text(encoding="ascii") if file.exists() else configured
+def address_of(config: Config, *, portal: bool = False) -> str | None:
+    """Return the address of the operator's port, or of the portal; None where there is none."""
+    file = elsewhere(config, "portal" if portal else "admin")
+    if file.exists():
+        return file.read_text(encoding="ascii")
+    return config.admin if not portal else config.portal and config.portal.listen
 
 
 def token_of(config: Config, *, create: bool = True) -> str:

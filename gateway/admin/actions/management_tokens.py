@@ -136,15 +136,9 @@ class ManagementTokens:
         """Make a token and return it with its text, which is empty where one of the id `token_id` is there already."""
         token_id = token_id or secrets.token_hex(6)
         text = f"{PREFIX}{token_id}-{secrets.token_urlsafe(32)}"
-        stored = _Stored(
-            token_id,
-            name,
-            tuple(scopes),
-            datetime.now(UTC).replace(microsecond=0),
-            expires_at,
-            made_by,
-            digest=sha256(text.encode()).hexdigest(),
-        )
+        now = datetime.now(UTC).replace(microsecond=0)
+        token = ManagementToken(token_id, name, tuple(scopes), now, expires_at, made_by)
+        stored = _Stored(**msgspec.structs.asdict(token), digest=sha256(text.encode()).hexdigest())
         if await self._client.call("HLEN", KEY) >= MAX_TOKENS:
             raise GatewayError(f"there are {MAX_TOKENS} management tokens: revoke some")
         if not await self._client.call("HSETNX", KEY, token_id, msgspec.json.encode(stored)):
@@ -152,17 +146,17 @@ class ManagementTokens:
             if made is None:
                 raise unknown(token_id)
             return made, ""
-        return _shown(stored), text
+        return token, text
 
     async def all(self) -> list[ManagementToken]:
         """Return the tokens, the oldest first, with those that have expired."""
         found = await self._client.call("HVALS", KEY)
-        return sorted((_shown(_decode(raw)) for raw in found), key=lambda token: (token.created_at, token.id))
+        return sorted(map(_decode, found), key=lambda token: (token.created_at, token.id))
 
     async def get(self, token_id: str) -> ManagementToken | None:
         """Return the token of this id, or None; also one that has expired."""
         raw = await self._client.call("HGET", KEY, token_id)
-        return None if raw is None else _shown(_decode(raw))
+        return None if raw is None else _decode(raw)
 
     async def revoke(self, token_id: str) -> ManagementToken:
         """Delete a token: nothing is accepted with it from now on. Raises `GatewayError` for an unknown one."""
@@ -179,9 +173,9 @@ class ManagementTokens:
         raw = await self._client.call("HGET", KEY, token_id)
         if raw is None:
             return None
-        stored = _decode(raw)
-        right = hmac.compare_digest(stored.digest, sha256(text.encode()).hexdigest())
-        return _shown(stored) if right and is_accepted(stored) else None
+        digest = msgspec.json.decode(raw, type=_Stored).digest
+        token, right = _decode(raw), hmac.compare_digest(digest, sha256(text.encode()).hexdigest())
+        return token if right and is_accepted(token) else None
 
 
 def is_accepted(token: ManagementToken) -> bool:
@@ -194,10 +188,4 @@ def unknown(token_id: str) -> GatewayError:
     return GatewayError(f"there is no management token `{token_id}`").of_kind("not_found")
 
 
-_decode = msgspec.json.Decoder(_Stored).decode
-
-
-def _shown(stored: _Stored) -> ManagementToken:
-    fields = msgspec.structs.asdict(stored)
-    del fields["digest"]
-    return ManagementToken(**fields)
+_decode = msgspec.json.Decoder(ManagementToken).decode

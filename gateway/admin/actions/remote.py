@@ -15,15 +15,13 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from gateway.admin.actions.action import IN_USE, PREFIX, Action, Arguments, in_own_words, refused
 from gateway.base.errors import GatewayError, Misconfigured, Refused, StoreAway
-from gateway.usage import queries
-from gateway.usage.home import Home
 from gateway.usage.record import Record, decode
 
 if TYPE_CHECKING:
@@ -39,8 +37,6 @@ IN_USE_S: Final = 20.0
 MAX_REFUSAL: Final = 64 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
-POLL_S: Final = 0.25
-"""Between two looks for requests that have ended."""
 PATIENCE_S: Final = 60.0
 RETRY_S: Final = 1.0
 
@@ -82,7 +78,7 @@ class HttpClient:
     async def perform(self, action: Action[Any, Any], arguments: Arguments) -> Any:
         """Do an action there. Raises the error that the gateway had, and `StoreAway` where no answer comes."""
         url = f"{self._address}{PREFIX}{_path(action, arguments)}"
-        if action.returns is Feed:
+        if getattr(action.returns, "content_type", "") == "text/event-stream":
             return FeedElsewhere(partial(self._events, url))
         headers, body = {}, None
         if action.writes:
@@ -247,44 +243,8 @@ def _code(answer: bytes) -> str:
         return ""
 
 
-class Streamed:
-    """An answer that is sent piece by piece, in one of the formats below."""
-
-    content_type: ClassVar[str]
-
-
-class CsvFile(Streamed):
-    """A file of CSV for a spreadsheet, with the names of its columns in the first line."""
-
-    content_type = "text/csv"
-
-    def __init__(self, name: str, pieces: AsyncIterator[str]) -> None:
-        """`name`: what the file is called where it is saved. `pieces`: some lines at a time, read when they are needed."""
-        self.name = name
-        self.pieces = pieces
-
-
-class Feed(Streamed):
-    """Server-sent events: the record of each request when it ends. The id of an event is the `Last-Event-ID` to go on after it."""
-
-    content_type = "text/event-stream"
-
-    def __init__(self, home: Home, selects: Callable[[Record], bool]) -> None:
-        self.home = home
-        self.selects = selects
-
-    async def records(self) -> AsyncIterator[Record]:
-        """Yield records, without an end."""
-        tail = await asyncio.to_thread(queries.Tail, self.home)
-        while True:
-            for _, record in await asyncio.to_thread(tail.poll):
-                if self.selects(record):
-                    yield record
-            await asyncio.sleep(POLL_S)
-
-
-class FeedElsewhere(Feed):
-    """The feed of a gateway elsewhere."""
+class FeedElsewhere:
+    """The feed of a gateway elsewhere, see `usage.Feed`."""
 
     def __init__(self, connect: Callable[[str], AsyncIterator[bytes]]) -> None:
         """`connect` returns the lines of a new connection, which begins after the event that it gets, or with what comes."""

@@ -22,9 +22,7 @@ from gateway.admin.actions.inputs import (
 )
 from gateway.admin.actions.local import LocalClient
 from gateway.base.errors import Refused
-from gateway.base.ids import Clock
 from gateway.config.schema import time_zone
-from gateway.domain.budgets import Calendar
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store.token_format import short_id_of
 from gateway.store.tokens import MadeBefore, Token, TokenStatus
@@ -213,8 +211,8 @@ async def list_all(client: LocalClient, query: TokenList) -> Page[ShownToken]:
 async def read(client: LocalClient, token: str) -> TokenNow:
     """Return a token, and what each budget of its own counts now. Its text is not known to the gateway."""
     found = await client.store.tokens.get(token)
-    calendar = Calendar(time_zone(client.config.time_zone), Clock())
-    return TokenNow(**fields_of(found), budget_use=await use_of_token(client.store, calendar, found))
+    use = await use_of_token(client.store, time_zone(client.config.time_zone), found)
+    return TokenNow(**fields_of(found), budget_use=use)
 
 
 @action("PATCH", "/tokens/{token}", Scope.TOKENS)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.admin.actions.action import Scope, action
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.requests import Filters, Text, check_account, wanted_of
 from gateway.admin.actions.times import Since, Until, between
 from gateway.base.errors import Refused
@@ -36,6 +35,8 @@ DEFAULT_LINES: Final = 1000
 ROWS: Final = 1000
 """Records of an export that are read at once."""
 SCANNED: Final = 20_000
+POLL_S: Final = 0.25
+"""Between two looks for requests that have ended."""
 
 
 class Sums(msgspec.Struct, frozen=True):
@@ -132,6 +133,36 @@ class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     account: Text | None = None
     model: Text | None = None
     outcome: Outcome | None = None
+
+
+class CsvFile:
+    """A file of CSV for a spreadsheet, with the names of its columns in the first line."""
+
+    content_type: ClassVar[str] = "text/csv"
+
+    def __init__(self, name: str, pieces: AsyncIterator[str]) -> None:
+        """`name`: what the file is called where it is saved. `pieces`: some lines at a time, read when they are needed."""
+        self.name = name
+        self.pieces = pieces
+
+
+class Feed:
+    """Server-sent events: the record of each request when it ends. The id of an event is the `Last-Event-ID` to go on after it."""
+
+    content_type: ClassVar[str] = "text/event-stream"
+
+    def __init__(self, home: Home, selects: Callable[[Record], bool]) -> None:
+        self.home = home
+        self.selects = selects
+
+    async def records(self) -> AsyncIterator[Record]:
+        """Yield records, without an end."""
+        tail = await asyncio.to_thread(queries.Tail, self.home)
+        while True:
+            for _, record in await asyncio.to_thread(tail.poll):
+                if self.selects(record):
+                    yield record
+            await asyncio.sleep(POLL_S)
 
 
 @action("GET", "/usage/summary", Scope.READ)

@@ -18,8 +18,8 @@ from aiohttp import web
 
 from gateway.admin.actions.action import PREFIX, Action, Actor, Arguments, refused
 from gateway.admin.actions.local import LocalClient
-from gateway.admin.actions.remote import CsvFile, Feed
 from gateway.admin.actions.table import ACTIONS
+from gateway.admin.actions.usage import CsvFile, Feed
 from gateway.admin.http import openapi
 from gateway.admin.http.idempotency import REPLAYED, Idempotency, KeptAnswer, Unbroken, answered
 from gateway.admin.http.usage_feed import LiveUsage

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from gateway.admin.actions.action import PREFIX, Action, Scope
-from gateway.admin.actions.remote import Streamed
 from gateway.admin.actions.table import ACTIONS
 
 PATH: Final = "/openapi.json"
@@ -177,7 +176,7 @@ def _format(kind: Any) -> str:
     """Return the format of what is no JSON, else an empty text."""
     if kind is NoneType:
         return "none"
-    return kind.content_type if isinstance(kind, type) and issubclass(kind, Streamed) else ""
+    return str(getattr(kind, "content_type", ""))
 
 
 def _anything(kind: type) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
 
-from gateway.admin.actions.remote import POLL_S, Feed
+from gateway.admin.actions.usage import POLL_S, Feed
 from gateway.base.errors import Refused
 from gateway.base.log import log
 from gateway.usage import queries

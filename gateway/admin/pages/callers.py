@@ -22,8 +22,8 @@ from gateway.admin.actions import money, own, tokens
 from gateway.admin.actions.links import base
 from gateway.admin.actions.money import LedgerLines
 from gateway.admin.actions.own import OwnRequestsQuery
-from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.tokens import TokenList
+from gateway.admin.actions.usage import CsvFile
 from gateway.admin.http.api import send_csv
 from gateway.admin.pages.login import OWN
 from gateway.admin.pages.view import Form, Page, View, body, plot_of

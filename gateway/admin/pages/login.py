@@ -118,7 +118,7 @@ class Login:
         """
         if not self.takes_tokens(request):
             raise Refused(403, "sign_on_refused", INSECURE)
-        peer = self._caller_of(request)
+        peer = TrustedProxies(self._config().port.trusted_proxies).caller_of(request.remote or "", request.headers)
         try:
             known = await self._store.tokens.authenticate(text)
             if known.token.addresses and not _is_in(peer, known.token.addresses):
@@ -138,9 +138,6 @@ class Login:
         peer = address_of(request.remote or "")
         here = peer is not None and peer.is_loopback and "X-Forwarded-For" not in request.headers
         return not self._operators and (here or self._came_by_tls(request))
-
-    def _caller_of(self, request: web.Request) -> str:
-        return TrustedProxies(self._config().port.trusted_proxies).caller_of(request.remote or "", request.headers)
 
     async def leave(self, request: web.Request) -> None:
         """End the session."""

@@ -11,9 +11,8 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from gateway.admin.actions import usage
-from gateway.admin.actions.remote import CsvFile
 from gateway.admin.actions.times import between
-from gateway.admin.actions.usage import Summary, SumsQuery
+from gateway.admin.actions.usage import CsvFile, Summary, SumsQuery
 from gateway.admin.http.api import refused, send_csv
 from gateway.admin.pages.view import Page, Plot, Sorting, View, body, plot_of
 from gateway.base.errors import GatewayError
@@ -31,14 +30,10 @@ def _terms(view: View) -> dict[str, str]:
     """Return what is asked for, by default of the last days."""
     asked = view.search(SumsQuery).asked
     return {
-        "since": _first_day(),
+        "since": (datetime.now(UTC).date() - timedelta(days=DAYS - 1)).isoformat(),
         **{name: asked[name] for name in ("account", "model", "since", "until") if asked[name]},
         **({"sort": asked["sort"].removeprefix("-")} if asked["sort"] else {}),
     }
-
-
-def _first_day() -> str:
-    return (datetime.now(UTC).date() - timedelta(days=DAYS - 1)).isoformat()
 
 
 async def show(view: View) -> web.StreamResponse:
