@@ -200,27 +200,30 @@ class Body(msgspec.Struct, frozen=True):
         top: dict[str, object] = {**self._top, "model": model}
         if fields is not None:
             fields.apply(top)
+        self._settle(
+            top, ceiling_field, self.max_tokens or ceiling, ask_usage, self.stream if stream is None else stream
+        )
+        return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
+
+    def _settle(
+        self, top: dict[str, object], ceiling_field: str, most: int | None, ask_usage: bool, stream: bool
+    ) -> None:
+        """Write the settings that were checked into the top level of the body to send."""
         for name in CEILINGS:
             top.pop(name, None)
-        ceiling = self.max_tokens or ceiling
-        if ceiling is not None:
-            top[ceiling_field] = ceiling
-        stream = self.stream if stream is None else stream
+        if most is not None:
+            top[ceiling_field] = most
         if stream or "stream" in top:
             top["stream"] = stream
         if "n" in top:
             top["n"] = self.n
         self._add_options(top, ask_usage=stream and ask_usage)
-        return self._encoded(top)
 
     def _add_options(self, top: dict[str, object], *, ask_usage: bool) -> None:
         if ask_usage or "include_usage" in self._stream_options:
             top["stream_options"] = {**self._stream_options, "include_usage": ask_usage or self.asked_usage}
         elif self._stream_options:
             top["stream_options"] = self._stream_options
-
-    def _encoded(self, top: dict[str, object]) -> list[BodyPart]:
-        return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
 
 
 def _encode_in_parts(top: dict[str, object]) -> list[BodyPart]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.chat.request import BodyPart, FixedFields, invalid_field
+from gateway.chat.request import BodyPart, invalid_field
 from gateway.operations.wire_format import CheckedBody
 
 FORM: Final = "multipart/form-data"
@@ -112,16 +112,7 @@ class MultipartBody(CheckedBody, frozen=True):
         parts: list[BodyPart] = [view[:begin], view[end:]]
         return cls(**fields, size=len(form.raw), _top=top, media=media, _parts=parts)
 
-    def upstream(
-        self,
-        model: str,
-        ceiling_field: str,
-        ceiling: int | None,
-        *,
-        ask_usage: bool,
-        stream: bool | None = None,
-        fields: FixedFields | None = None,
-    ) -> list[BodyPart]:
+    def upstream(self, model: str, *_: object, **__: object) -> list[BodyPart]:
         """Return the form to send. Fields that a channel sets or drops are those of JSON alone."""
         before, after = self._parts
         return [before, model.encode(), after]

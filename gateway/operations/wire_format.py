@@ -16,7 +16,7 @@ from gateway.base.errors import Refused, render
 from gateway.chat import upstream_errors
 from gateway.chat.answers import Response, strict_json
 from gateway.chat.events import EventStream
-from gateway.chat.request import Body, BodyPart, BodyRules, FixedFields
+from gateway.chat.request import Body, BodyRules
 from gateway.chat.sse import id_text
 from gateway.chat.usage import ReportedUsage, read_counts
 from gateway.config.channel import BEARER, Channel, CredentialPlace
@@ -61,28 +61,15 @@ class CheckedBody(Body, frozen=True):
     truncates: bool = False
     media: str = ""
 
-    def upstream(
-        self,
-        model: str,
-        ceiling_field: str,
-        ceiling: int | None,
-        *,
-        ask_usage: bool,
-        stream: bool | None = None,
-        fields: FixedFields | None = None,
-    ) -> list[BodyPart]:
-        """Return the body to send."""
-        top: dict[str, object] = {**self._top, "model": model}
-        if fields is not None:
-            fields.apply(top)
-        most = self.max_tokens or ceiling
+    def _settle(
+        self, top: dict[str, object], ceiling_field: str, most: int | None, ask_usage: bool, stream: bool
+    ) -> None:
         if self.ceiling and most is not None:
             top[self.ceiling] = max(most, self.least)
         if "stream" in top or (self.stream and "stream_format" not in top):  # speech has the one or the other
             top["stream"] = self.stream
         if self.options:
             self._add_options(top, ask_usage=ask_usage and self.stream)
-        return self._encoded(top)
 
 
 class JsonAnswer(Response, frozen=True):

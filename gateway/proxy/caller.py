@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from http import HTTPStatus
-from time import gmtime
 from time import time as now
 from typing import Any, Final, Protocol
 
@@ -53,8 +53,6 @@ MAX_SHOWN: Final = 64
 """Characters of the name of an invalid header that are logged."""
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
-_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _STARTS: Final[dict[int, Any]] = {}
 """How heads of this second begin, by status; 0 has the second."""
 _LINES: Final[dict[str, str]] = {}
@@ -325,8 +323,7 @@ def _start(status: int, second: int) -> str:
         _STARTS[0] = second
     start = _STARTS.get(status)
     if start is None:
-        at = gmtime(second)
-        day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
-        date = f"Date: {day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
-        start = _STARTS[status] = (_STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n") + date
+        date = formatdate(second, usegmt=True)
+        line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+        start = _STARTS[status] = f"{line}Date: {date}"
     return start
