@@ -413,15 +413,6 @@ def _cells(row: dict[str, Any], zone: tzinfo) -> Sequence[str]:
     return local(row["at"], zone), row["kind"], amount(row["amount_micros"]), printable(subject)
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """What was moved for one account. `error`: why the rest was not."""
-
-    account: str
-    file: str
-    lines: int = 0
-    error: str = ""
-
-
 def _before_ms(text: str) -> int:
     before_ms = point_in_time(text)
     if before_ms > (time.time() - YOUNGEST_S) * 1000:
@@ -465,29 +456,19 @@ async def archive(
     names = [account_id] if account_id else sorted([each.id async for each in store.accounts.all()])
     async with noted(store, "accounts.archive", account=account_id or "(all)", before=utc(before), to=str(to)):
         for name in names:
-            moved = await _moved(archiver, name, before)
-            failed += bool(moved.error)
-            _print_moved(moved, at.as_json)
+            lines, error, file = 0, "", archiver.archive.file(name)
+            try:
+                lines = await archiver.move(name, before)
+            except ArchiveError as wrong:  # in its file, which does not stop the others
+                error, failed = str(wrong), failed + 1
+            if at.as_json:
+                print_json({"account": name, "file": file, "lines": lines, "error": error})
+            elif error:
+                typer.echo(f"gateway: {error}", err=True)
+            elif lines:
+                typer.echo(f"{name}: {counted(lines, 'line')} moved to {file}")
     if failed:
         raise refuse(f"{failed} ledgers were not archived completely")
-
-
-async def _moved(archiver: Archiver, account: str, before_ms: int) -> Moved:
-    """Archive one account. An error in its file does not stop the others."""
-    file = str(archiver.archive.file(account))
-    try:
-        return Moved(account, file, await archiver.move(account, before_ms))
-    except ArchiveError as error:
-        return Moved(account, file, error=str(error))
-
-
-def _print_moved(moved: Moved, as_json: bool) -> None:
-    if as_json:
-        print_json(moved)
-    elif moved.error:
-        typer.echo(f"gateway: {moved.error}", err=True)
-    elif moved.lines:
-        typer.echo(f"{moved.account}: {counted(moved.lines, 'line')} moved to {moved.file}")
 
 
 command(account, "link")(account_link)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -51,9 +51,6 @@ from gateway.store.pepper import PepperSource, record_of, refuse_other
 from gateway.tools.explain import Explanation, sample_of
 from gateway.tools.explain import explain as explain_request
 from gateway.usage.home import home_of
-
-if TYPE_CHECKING:
-    from gateway.chain.checks import Exposure
 
 ONLY_STREAMS: Final = "as streams alone: chat completions in one piece need `port.allow_non_streaming`"
 
@@ -101,18 +98,15 @@ def check(
         print_json(result)
     else:
         result["adds"] = [f"{name} ({words})" for name, words in requests.items()] or "nothing to requests"
-        result["bound"] = _bound_in_words(report.exposure, verbose=verbose)
+        if report.exposure is None:
+            result["bound"] = "none: no plugin charges, or every model is free"
+        elif not verbose:
+            result["bound"] = report.exposure.in_words
         result["warnings"] = "\n".join(report.warnings + store_notes) or "none"
         print_fields(
             {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()}
         )
         typer.echo("good")
-
-
-def _bound_in_words(exposure: Exposure | None, *, verbose: bool) -> str:
-    if exposure is None:
-        return "none: no plugin charges, or every model is free"
-    return str(exposure) if verbose else exposure.in_words
 
 
 @contextmanager
@@ -499,30 +493,26 @@ def may_lock_out(before: Config, after: Config) -> bool:
 
 async def locked_out(before: Config, after: Config) -> LockedOut:
     """Return whom a change of the configuration would lock out. Raises `GatewayError` where the store cannot be read."""
-    async with store_of(before) as store:
-        return await _in_store(store, Catalogue(before), Catalogue(after))
-
-
-async def _in_store(store: Store, before: Catalogue, after: Catalogue) -> LockedOut:
-    found, groups = LockedOut(), {}
+    found, groups, old, new = LockedOut(), {}, Catalogue(before), Catalogue(after)
 
     @cache
     def loses_all(terms: Terms) -> bool:
-        return _may_use_any(before, terms) and not _may_use_any(after, terms)
+        return _may_use_any(old, terms) and not _may_use_any(new, terms)
 
-    async for account in store.accounts.all():
-        if account.status is AccountStatus.CLOSED:
-            continue
-        if not loses_all((account.group, account.models, ())):
-            groups[account.id] = (account.group, account.models)
-        elif _is_served(after, account.group):
-            found.accounts.append(account.id)
-        else:
-            found.by_group.setdefault(account.group, []).append(account.id)
-    async for token in store.tokens.all():
-        terms = groups.get(token.id.rpartition("-")[0])
-        if token.models and terms is not None and loses_all((*terms, token.models)):
-            found.tokens.append(token.id)
+    async with store_of(before) as store:
+        async for account in store.accounts.all():
+            if account.status is AccountStatus.CLOSED:
+                continue
+            if not loses_all((account.group, account.models, ())):
+                groups[account.id] = (account.group, account.models)
+            elif _is_served(new, account.group):
+                found.accounts.append(account.id)
+            else:
+                found.by_group.setdefault(account.group, []).append(account.id)
+        async for token in store.tokens.all():
+            terms = groups.get(token.id.rpartition("-")[0])
+            if token.models and terms is not None and loses_all((*terms, token.models)):
+                found.tokens.append(token.id)
     return found
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,7 @@ from gateway.plugin_kit.finding import (
     limited,
     told,
 )
-from gateway.plugin_kit.leaks import CapturedLog, Printed, leaked
+from gateway.plugin_kit.leaks import Printed, leaked, log_to
 from gateway.plugin_kit.scenarios import ScenarioResult, ScenarioRunner, memory_snapshot
 from gateway.plugin_kit.streams import dialects, streams
 
@@ -62,19 +62,20 @@ class PluginTrial:
         self.given = given
         self.headers = headers
         self.body = body
-        self.log = CapturedLog()
+        self.lines: list[str] = []
+        """What the plugin logs and prints."""
         self.background: list[Callable[[], Awaitable[None]]] = []
         """The functions that the plugin gave to `every`."""
-        given.log = self.log.logger
+        given.log = log_to(self.lines)
         self._services: dict[int, Services] = {}
         self._stop_problems: list[str] = []
 
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
-        with Printed(self.log.lines) as printed:
+        with Printed(self.lines) as printed:
             plugin, findings = await self._run()
         if findings[0].passed:
-            leaks = list(leaked(plugin, self.log.lines, self.headers))
+            leaks = list(leaked(plugin, self.lines, self.headers))
             findings.append(Finding.of("secrets", leaks, "none in `repr`, log or output"))
             if leaks:
                 return findings
@@ -244,29 +245,23 @@ async def explain_problems(runner: ScenarioRunner) -> list[str]:
     return [f"`explain` changes {name}" for name in changed] + [f"`explain` does not set {name}" for name in missing]
 
 
-def providers_for(kind: type[Plugin]) -> list[type[Plugin]]:
-    """Return the plugins that must be above `kind`, in the order of the chain.
+def providers_for(kind: type[Plugin], above: Sequence[type[Plugin]] = ()) -> list[type[Plugin]]:
+    """Return the plugins that must be above `kind`, in the order of the chain, after those that are there already.
 
     Raises `ValueError` if no installed plugin provides a required fact.
     """
-    chosen: list[type[Plugin]] = []
-    _add_providers(kind, chosen)
-    return chosen
-
-
-def _add_providers(kind: type[Plugin], chosen: list[type[Plugin]]) -> None:
-    provided = {fact for other in chosen for fact in other.provides}
+    chosen = list(above)
     for fact in kind.requires:
-        if fact in provided:
+        if any(fact in other.provides for other in chosen):
             continue
         for name in sorted(installed()):
             with suppress(ValueError):
                 other = plugin_class(name)
                 if fact in other.provides and other is not kind:
-                    _add_providers(other, chosen)
-                    chosen.append(other)
+                    chosen = [*providers_for(other, chosen), other]
                     break
         else:
             raise ValueError(
                 f"it requires {fact.__name__}, which no installed plugin provides: install the one that does"
             )
+    return chosen

@@ -25,16 +25,14 @@ MIN_CREDENTIAL: Final = 8
 """Characters. Shorter header values are not searched for: many texts contain them by chance."""
 
 
-class CapturedLog:
-    """A log for `services.log` that keeps every line in `lines`."""
+def log_to(lines: list[str]) -> Any:
+    """Return a log for `services.log` that keeps every line in `lines`."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.logger: Any = structlog.wrap_logger(None, processors=[self._capture], wrapper_class=structlog.BoundLogger)
-
-    def _capture(self, _: object, __: str, event: MutableMapping[str, Any]) -> str:
-        self.lines.append(repr(dict(event)))
+    def keep(_: object, __: str, event: MutableMapping[str, Any]) -> str:
+        lines.append(repr(dict(event)))
         raise structlog.DropEvent
+
+    return structlog.wrap_logger(None, processors=[keep], wrapper_class=structlog.BoundLogger)
 
 
 class Printed(logging.Handler):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO
@@ -176,7 +177,7 @@ class Farewell:
         """Read the open requests from the workers' `numbers`. `say` writes a line; without it, to standard error."""
         self._numbers = list(numbers)
         self._drain_s = drain_s
-        self._say = say or _to_stderr
+        self._say = say or partial(print, file=sys.stderr, flush=True)
         self._said = ""
         self._began: float | None = None
 
@@ -209,7 +210,3 @@ class Farewell:
 
     def _sum(self, name: str) -> int:
         return sum(int(values[0]) for numbers in self._numbers for key, values in numbers if key == (name,))
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

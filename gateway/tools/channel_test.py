@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -65,23 +66,11 @@ async def try_channel(call: ChannelCall) -> Verdict:
     channel, dialect, began = call.channel, call.dialect, time.monotonic()
     headers, query = headers_and_query(channel, dialect, call.wire, call.credential)
     headers["Accept"] = call.streams[0] if "stream" in call.wire.sample("", "") else call.wire.accept
-    timers = channel.timers
-    timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
-    status = None
+    if call.wire.accepts == FORM:
+        headers["Content-Type"] = f"{FORM}; boundary={BOUNDARY}"
+    address, status = address_of(channel, dialect, call.wire), None
     try:
-        async with (
-            ClientSession(timeout=timeout) as session,
-            session.post(
-                address_of(channel, dialect, call.wire),
-                params=query,
-                data=_body(call),
-                headers=headers
-                | ({"Content-Type": f"{FORM}; boundary={BOUNDARY}"} if call.wire.accepts == FORM else {}),
-                proxy=channel.proxy or None,
-                ssl=channel.trust.context if channel.trust else True,
-                allow_redirects=False,
-            ) as response,
-        ):
+        async with _asked(channel, "POST", address, params=query, data=_body(call), headers=headers) as response:
             status = response.status
             good, text = _judged(response, await _beginning(response, call), call)
     except TimeoutError:
@@ -102,19 +91,9 @@ class UpstreamModel(msgspec.Struct, frozen=True):
 async def list_models(channel: Channel) -> list[UpstreamModel]:
     """Ask a channel's upstream which models it serves, which costs nothing. Raises `GatewayError` with what it says instead."""
     headers, query = headers_and_query(channel, None, SERVED[Operation.CHAT], (*channel.credentials, "")[0])
-    timeout = ClientTimeout(connect=channel.timers.connect, total=channel.timers.connect + channel.timers.first_byte)
+    address = f"{channel.base_url.rstrip('/')}/models"
     try:
-        async with (
-            ClientSession(timeout=timeout) as session,
-            session.get(
-                f"{channel.base_url.rstrip('/')}/models",
-                params=query,
-                headers=headers,
-                proxy=channel.proxy or None,
-                ssl=channel.trust.context if channel.trust else True,
-                allow_redirects=False,
-            ) as response,
-        ):
+        async with _asked(channel, "GET", address, params=query, headers=headers) as response:
             body = await response.content.read(MAX_LIST)
             status = response.status
     except TimeoutError:
@@ -126,6 +105,19 @@ async def list_models(channel: Channel) -> list[UpstreamModel]:
         said = upstream_errors.details(upstream_errors.decode(body)).get("message", "no list of models")
         raise GatewayError(f"the upstream answered with {status}: {shown(scrubbed(said, channel.scrubbed))}")
     return found
+
+
+@asynccontextmanager
+async def _asked(channel: Channel, method: str, address: str, **given: Any) -> AsyncIterator[ClientResponse]:
+    """Send a request with the channel's own proxy, authorities and time limits."""
+    connect_s = channel.timers.connect
+    timeout = ClientTimeout(connect=connect_s, total=connect_s + channel.timers.first_byte)
+    given |= {"proxy": channel.proxy or None, "ssl": channel.trust.context if channel.trust else True}
+    async with (
+        ClientSession(timeout=timeout) as session,
+        session.request(method, address, allow_redirects=False, **given) as response,
+    ):
+        yield response
 
 
 def _models_in(value: Any) -> Iterator[UpstreamModel]:

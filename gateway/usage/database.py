@@ -328,8 +328,10 @@ def write(file: sqlite3.Connection, arrivals: Iterable[Record], ends: Iterable[R
     with _transaction(file):
         known = _known(file, [*opened, *ended])
         added = sorted((each for each in (*opened.values(), *ended.values()) if each.id not in known), key=_place_of)
-        numbers = dict(zip((record.id for record in added), count(_last_number(file) + 1), strict=False))
-        closed = [record for record in ended.values() if record.id not in known or _may_end(known[record.id])]
+        (last,) = file.execute(_LAST).fetchone()
+        numbers = dict(zip((record.id for record in added), count(last + 1), strict=False))
+        open_ = (None, Outcome.GATEWAY_CRASHED)
+        closed = [record for record in ended.values() if record.id not in known or known[record.id][1] in open_]
         late = [record for record in closed if record.id in known]
         numbers |= {record.id: known[record.id][0] for record in late}
         replaced = [numbers[record.id] for record in late if known[record.id][1] is not None]
@@ -354,15 +356,6 @@ def _known(file: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Known]:
     """Return the number and the outcome of each of these requests that the file has."""
     found = file.execute(SELECT_KNOWN, (msgspec.json.encode(ids).decode(),))
     return {id: (number, outcome) for id, number, outcome in found}  # noqa: A001 - the field's name
-
-
-def _last_number(file: sqlite3.Connection) -> int:
-    (number,) = file.execute("SELECT coalesce(max(number), 0) FROM requests").fetchone()
-    return int(number)
-
-
-def _may_end(known: Known) -> bool:
-    return known[1] is None or known[1] == Outcome.GATEWAY_CRASHED
 
 
 def sums_of(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:

@@ -95,12 +95,6 @@ def named(home: Home, name: str, texts: Sequence[str], most: int) -> list[Record
     return sorted(found, key=lambda record: record.id, reverse=True)[:most]
 
 
-def tagged(tag: str) -> tuple[str, list[str]]:
-    """Return the condition of a tag, `name:value`, and its values."""
-    name, _, value = tag.partition(":")
-    return f""" AND "tags" ->> '{name}' = ?""", [value]
-
-
 def select(
     home: Home,
     *,
@@ -276,8 +270,10 @@ class RequestsQuery(msgspec.Struct, frozen=True):
         """The further conditions, and their values."""
         names = ("token_id", "group", "model", "channel", "outcome", "error_code", "operation")
         conditions, values = equal({name: getattr(self, name) for name in names})
-        tag, more = tagged(self.tag) if self.tag else ("", [])
-        return conditions + tag, values + more
+        if self.tag:
+            name, _, value = self.tag.partition(":")
+            return f"""{conditions} AND "tags" ->> '{name}' = ?""", [*values, value]
+        return conditions, values
 
 
 class RequestList(msgspec.Struct):
@@ -326,10 +322,10 @@ def own_sums(
 
     `unusable` is as for `page`.
     """
-    inside = {month: [day for day in _days(month) if first <= day <= last] for month in home.months() if account}
 
     def rows() -> Iterator[Sequence[Any]]:
-        for month, days in inside.items():
+        for month in home.months() if account else ():
+            days = [day for number in range(1, 32) if first <= (day := f"{month}-{number:02}") <= last]
             if days:
                 with collecting(unusable), home.opened(month) as part:
                     if part:
@@ -372,10 +368,6 @@ def _sums_of_account(part: Part, account: str, by: Sequence[str], days: Sequence
     marks = ", ".join("?" * len(days))
     statement = f"SELECT {names} FROM {part.days} WHERE day IN ({marks}) AND account = ?{group}"  # noqa: S608 - names of ours only
     return part.execute(statement, (*days, account)).fetchall()
-
-
-def _days(month: str) -> list[str]:
-    return [f"{month}-{number:02}" for number in range(1, 32)]
 
 
 @contextlib.contextmanager

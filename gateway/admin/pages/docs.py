@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,8 @@ from aiohttp import web
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from gateway.admin.pages import reference
+from gateway.admin.actions.table import ACTIONS
+from gateway.admin.http.openapi import described
 from gateway.admin.pages.view import context_of, render
 from gateway.base.errors import Refused
 
@@ -54,7 +55,7 @@ def documents() -> dict[str, str]:
     for folder in reversed(FOLDERS):
         for pattern in NAMES if folder.exists() else ():
             found |= {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob(pattern))}
-    return {name: path.read_text(encoding="utf-8") for name, path in found.items()} | {API: reference.markdown()}
+    return {name: path.read_text(encoding="utf-8") for name, path in found.items()} | {API: reference()}
 
 
 def anchor(heading: str) -> str:
@@ -112,11 +113,11 @@ def search(text: str) -> list[dict[str, Any]]:
         had = [word for word in words if word in body or word in title]
         if had and 2 * len(had) >= len(words):
             often = sum(1000 * (word in title) + body.count(word) for word in had)
-            reference = part.address.removeprefix(f"{DOCS}/").startswith(REFERENCES)
+            is_reference = part.address.removeprefix(f"{DOCS}/").startswith(REFERENCES)
             place = max(0, body.find(had[0]) - AROUND)
             begin = place and part.text.find(" ", place) + 1
             around = " ".join(part.text[begin : place + 2 * AROUND].split())
-            rank = (-len(had), reference, -often)
+            rank = (-len(had), is_reference, -often)
             found.append((rank, {"address": part.address, "title": part.title, "around": around}))
     return [each for _, each in sorted(found, key=lambda pair: pair[0])[:MOST]]
 
@@ -136,3 +137,56 @@ async def show_for_callers(request: web.Request) -> web.StreamResponse:
     """Show the document for callers, without a way to the others."""
     context = {"name": FOR_CALLERS, "names": [], "text": rendered(FOR_CALLERS, alone=True)}
     return render(request, "docs.html", context_of(request) | context)
+
+
+def reference() -> str:
+    """Return the reference of the operator's API as Markdown, made from its OpenAPI document.
+
+    It has the operations by their subject, then the structures that they take and return.
+    """
+    document = described(ACTIONS)
+    lines = ["# Reference of the operator's API", "", document["info"]["description"], ""]
+    lines += ["It is made from `/openapi.json`, which programs read.", ""]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            lines += [f"## {method.upper()} {path}", "", operation.get("description", operation["summary"]), ""]
+            parameters = operation.get("parameters", ())
+            rows = ((f"{each['name']} ({each['in']})", each.get("required", False), each) for each in parameters)
+            lines += _table("Parameter", rows)
+            if "requestBody" in operation:
+                lines += [f"Body: {_body(operation['requestBody'])}.", ""]
+            success = next(iter(operation["responses"].items()))
+            lines += [f"Answer {success[0]}: {_body(success[1]) or 'nothing'}.", ""]
+    for name, schema in document["components"]["schemas"].items():
+        lines += [f"## {name}", "", " ".join(schema.get("description", "").split()), ""]
+        if "enum" in schema:
+            lines += [f"One of {_kind(schema)}.", ""]
+        needed = schema.get("required", ())
+        fields = schema.get("properties", {}).items()
+        lines += _table("Field", ((field, field in needed, {"schema": each} | each) for field, each in fields))
+    return "\n".join(lines)
+
+
+def _table(title: str, rows: Iterable[tuple[str, bool, dict[str, Any]]]) -> Iterator[str]:
+    cells = []
+    for name, needed, each in rows:
+        text = " ".join(each.get("description", "").split()).replace("|", r"\|")
+        cells.append(f"| {name}{' *' if needed else ''} | {_kind(each['schema'])} | {text} |")
+    yield from (f"| {title} (* is required) | Type | |", "|---|---|---|", *cells, "") if cells else ()
+
+
+def _body(answer: dict[str, Any]) -> str:
+    return ", ".join(f"{_kind(each['schema'])}, {name}" for name, each in answer.get("content", {}).items())
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """Return the type that a schema gives, in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(map(_kind, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{each}`" for each in schema["enum"])
+    kind = schema.get("type", "any value")
+    return f"{kind} of {_kind(schema['items'])}" if "items" in schema else str(kind)

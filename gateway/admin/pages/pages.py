@@ -19,12 +19,11 @@ from gateway.admin.http.api import ACTOR, ClientOf, refused
 from gateway.admin.http.idempotency import Unbroken
 from gateway.admin.pages import (
     accounts,
-    alerts,
-    audit,
     callers,
     channels,
     charts,
     docs,
+    logs,
     now,
     requests,
     revenue,
@@ -50,8 +49,7 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *channels.PAGES,
     *revenue.PAGES,
     *channels.CONFIGURATION_PAGES,
-    *alerts.PAGES,
-    *audit.PAGES,
+    *logs.PAGES,
 )
 OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*callers.PAGES, *tokens.OWN_PAGES)
 """Those of callers."""
