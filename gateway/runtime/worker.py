@@ -7,11 +7,10 @@ import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Final
 
-from gateway.alerts.alerts import Alerts
 from gateway.base.errors import GatewayError
 from gateway.chain import loading
 from gateway.chain.services import Store, services_of
@@ -50,13 +49,25 @@ async def opened(
         await chain.start(services)
         failover = Failover(store.channels.credentials, store.kept_ids)
         metrics.use(services.catalogue)
-        store.channels.credentials.on_refused = partial(_credential_refused, metrics, store.alerts)
-        store.channels.on_status = partial(_status_known, metrics, store.alerts)
+
+        def on_refused(channel: str, number: int, of: int, spent: bool) -> None:
+            metrics.channels.credential_refused(channel)
+            store.alerts.credential_refused(channel, number, of, spent)
+
+        def on_status(statuses: Mapping[str, ChannelStatus]) -> None:
+            metrics.channels.states(statuses)
+            store.alerts.channel_states(statuses)
+
+        store.channels.credentials.on_refused, store.channels.on_status = on_refused, on_status
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
         gateway = gateway_of(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
         try:
-            async with AlertWriter(store.alerts), _ending_revoked(gateway, store):
+            finishes = gateway.port.open_streams == "finish"  # also requests of revoked tokens and accounts
+            async with (
+                AlertWriter(store.alerts),
+                nullcontext() if finishes else RevocationWatch(gateway.runner, store.client),
+            ):
                 try:
                     yield gateway
                 finally:
@@ -67,26 +78,6 @@ async def opened(
             await store.usage.write_down()
             await gateway.chain.stop()
             await failover.pool.close()
-
-
-@asynccontextmanager
-async def _ending_revoked(gateway: Gateway, store: Store) -> AsyncIterator[None]:
-    """End the requests of revoked tokens and accounts meanwhile, unless the operator lets them finish."""
-    if gateway.port.open_streams == "finish":
-        yield
-        return
-    async with RevocationWatch(gateway.runner, store.client):
-        yield
-
-
-def _credential_refused(metrics: Metrics, alerts: Alerts, channel: str, number: int, of: int, spent: bool) -> None:
-    metrics.channels.credential_refused(channel)
-    alerts.credential_refused(channel, number, of, spent)
-
-
-def _status_known(metrics: Metrics, alerts: Alerts, statuses: Mapping[str, ChannelStatus]) -> None:
-    metrics.channels.states(statuses)
-    alerts.channel_states(statuses)
 
 
 async def serve(

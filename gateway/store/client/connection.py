@@ -217,7 +217,7 @@ class Connection(CommandQueue, asyncio.Protocol):
 
 
 class SingleServer:
-    """One server: a connection, replaced by a new one when it is lost."""
+    """One server: a connection, replaced by a new one when it is lost. `redis` is redis-py's client of the same store."""
 
     sharded = False
 
@@ -231,6 +231,7 @@ class SingleServer:
         self._pause_s = 0.0
 
     def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
+        """Send a command, as `CommandQueue.send` does."""
         return self.send(pack(command), convert, script)
 
     def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
@@ -239,6 +240,7 @@ class SingleServer:
         return self._connection.send(packed, convert, script)
 
     async def follow(self) -> None:
+        """Switch to the new primary after a failover, even if the old one still responds."""
         if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
             return
         manager, name = self._pool.sentinel_manager, self._pool.service_name

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -22,28 +22,6 @@ from gateway.store.client.protocol import Command
 
 TRIES: Final = 2
 """A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""
-
-
-class Topology(Protocol):
-    """A destination for commands. `redis` is redis-py's client of the same store, whose keys may be `sharded` over servers."""
-
-    redis: Redis | RedisCluster
-    sharded: bool
-
-    def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
-        """Send a command. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
-
-        `script`: the text to send where the command calls a script that the store does not know.
-        """
-
-    def send(self, packed: bytes, convert: Convert | None, script: str | None) -> asyncio.Future[Any]:
-        """Do as `submit` with a command that is packed already. Only where keys are not sharded."""
-
-    async def follow(self) -> None:
-        """Switch to the new primary after a failover, even if the old one still responds."""
-
-    async def close(self) -> None:
-        """Wait for the pending replies, then close."""
 
 
 def from_url(url: str, timeout_s: float, connections: int) -> Topology:
@@ -120,7 +98,8 @@ def _from_url(url: str, timeout_s: float, connections: int) -> Topology:
 class Cluster:
     """redis-py's client of a cluster, with a task for each command and a limit of concurrent ones.
 
-    The limit is here since redis-py does not wait for a free connection: if all to a node are busy, it fails.
+    The limit is here since redis-py does not wait for a free connection: if all to a node are busy, it fails. Its methods are
+    those of `SingleServer`.
     """
 
     sharded = True
@@ -190,3 +169,7 @@ def _host_port(text: str) -> tuple[str, int]:
         raise Misconfigured(
             "redis: every host needs its port, as in sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster"
         ) from None
+
+
+Topology: TypeAlias = SingleServer | Cluster
+"""A destination for commands."""
