@@ -6,6 +6,7 @@ own, so ids follow its clock where that differs by more than a minute.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,6 +19,9 @@ from gateway.base.log import log
 
 EXTERNAL: Final = "ext:"
 """What stands before an external id where an account's id is expected."""
+
+REQUEST_ID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
+"""The pattern of an id."""
 
 LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: no later time is written."""
@@ -82,6 +86,13 @@ def check_time(id: str) -> None:  # noqa: A002
     """Raise `ValueError` for the id of a time that cannot be written, and for what is no id."""
     if not 0 <= arrival_ms(id) <= LAST_MS:
         raise ValueError("not a time")
+
+
+def is_request_id(text: object) -> bool:
+    """Return whether this is the id of a request, as the gateway writes it."""
+    if not isinstance(text, str) or not re.fullmatch(REQUEST_ID, text):
+        return False
+    return arrival_ms(text) <= LAST_MS
 
 
 def first_id(ms: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -59,14 +58,6 @@ PAGE: Final = 1000
 """Accounts or lines of a ledger that are asked for at once."""
 
 
-class AccountOrder(StrEnum):
-    """What a list of accounts is sorted by."""
-
-    ID = "id"
-    BALANCE = "balance"
-    USED = "used"
-
-
 account = typer.Typer()
 
 
@@ -103,8 +94,9 @@ async def create(
 async def list_(
     at: At,
     sort: Annotated[
-        AccountOrder, typer.Option(help="By id, the lowest balance first, or the fullest budget first.")
-    ] = AccountOrder.ID,
+        Literal["id", "balance", "used"],
+        typer.Option(help="By id, the lowest balance first, or the fullest budget first."),
+    ] = "id",
 ) -> None:
     """List all accounts with their balances, and what these add up to.
 
@@ -114,9 +106,9 @@ async def list_(
     Examples: `gateway account list --sort used`, `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """
     found = await at.lines("accounts.list_", size=PAGE)
-    if sort is AccountOrder.BALANCE:
+    if sort == "balance":
         found.sort(key=lambda each: each.balance_micros)
-    elif sort is AccountOrder.USED:
+    elif sort == "used":
         found.sort(key=lambda each: each.fullest.share if each.fullest else -1, reverse=True)
     if at.as_json:
         for each in found:

@@ -6,8 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, tzinfo
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -99,12 +98,7 @@ async def enable(at: At, name: NameArgument) -> None:
     typer.echo(f"{name} is enabled; gateways notice within a second")
 
 
-class SwitchWord(StrEnum):
-    """What becomes of a credential."""
-
-    ON = "on"
-    OFF = "off"
-    TRY = "try"
+SWITCHED: Final = {"on": "is switched on", "off": "is switched off", "try": "may be used again"}
 
 
 @command(channels, options=("config", "api"), keys=True)
@@ -113,7 +107,8 @@ async def credential(
     name: NameArgument,
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Its number in `api_keys`, counted from 1.")],
     switch: Annotated[
-        SwitchWord, typer.Argument(metavar="on|off|try", help="try: use one that was refused again now.")
+        Literal["on", "off", "try"],
+        typer.Argument(metavar="on|off|try", help="try: use one that was refused again now."),
     ],
 ) -> None:
     """Switch a credential of a channel off or on for all gateways, or let one that the upstream refused be tried again.
@@ -123,11 +118,8 @@ async def credential(
 
     Example: `gateway channels credential openai 2 off`
     """
-    await at.do("channels.credential", name, str(number), state=switch.value)
-    now = {SwitchWord.ON: "is switched on", SwitchWord.OFF: "is switched off", SwitchWord.TRY: "may be used again"}[
-        switch
-    ]
-    typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
+    await at.do("channels.credential", name, str(number), state=switch)
+    typer.echo(f"credential {number} of {name} {SWITCHED[switch]}; gateways notice within a second")
 
 
 def _aside(shown: ChannelNow, zone: tzinfo) -> Iterator[tuple[object, ...]]:

@@ -6,7 +6,6 @@ What a command may not need is imported where it is used: all of it takes longer
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ import typer
 from gateway.admin.actions.times import period
 from gateway.base.amounts import amount, parsed
 from gateway.base.errors import Misconfigured, StoreAway
-from gateway.base.ids import check_time
+from gateway.base.ids import is_request_id
 from gateway.cli.exits import DEMO_NAMED, refuse
 from gateway.cli.tables import print_fields, print_table
 from gateway.config.document import find, shipped
@@ -227,19 +226,11 @@ def progress() -> Iterator[Callable[[str], None]]:
         shown_on.flush()
 
 
-_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-
-
 def request_id(text: str) -> str:
     """Return an id as the usage log has it, however it is copied. Raises `typer.BadParameter`, which does not repeat it."""
     found = text.strip(" \t\r\n\"'`,;").lower()
-    if _ID.fullmatch(found):
-        try:
-            check_time(found)
-        except ValueError:
-            pass
-        else:
-            return found
+    if is_request_id(found):
+        return found
     raise typer.BadParameter(
         "this is not a request's id: copy the `x-request-id` of the response, as in 01a1fccb-1807-7197-9f1b-61a58aba6c92"
     )

@@ -71,12 +71,8 @@ def in_words() -> str:
     return "\n".join(f"  {code}: {meaning}" for code, meaning in [(0, "done"), *EXIT_CODES.values()])
 
 
-class OutputClosed(BaseException):
-    """Nothing reads standard output any more. Not an `OSError`, which libraries take for a failure of their own and print."""
-
-
-class OutputFailed(BaseException):
-    """Standard output accepts no more: the disk is full, for example."""
+class OutputEnded(BaseException):
+    """Standard output accepts no more; without a text, nothing reads it. Not an `OSError`, which libraries take for their own."""
 
 
 class _Output(io.FileIO):
@@ -89,12 +85,9 @@ class _Output(io.FileIO):
             return len(memoryview(data).cast("B"))  # type: ignore[arg-type]
         try:
             return super().write(data)  # type: ignore[arg-type]
-        except BrokenPipeError:
-            self.ended = True
-            raise OutputClosed from None
         except OSError as error:
             self.ended = True
-            raise OutputFailed(error.strerror) from None
+            raise OutputEnded("" if isinstance(error, BrokenPipeError) else error.strerror) from None
 
 
 @contextmanager
@@ -113,10 +106,8 @@ def ending_by_sigpipe() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except OutputFailed as error:
-        raise SystemExit(
-            refuse(f"standard output: {error}; the output is not whole", kind="refused").exit_code
-        ) from None
-    except OutputClosed:
+    except OutputEnded as error:
+        if str(error):
+            raise SystemExit(refuse(f"standard output: {error}; the output is not whole").exit_code) from None
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.base.ids import arrival_ms, check_time
+from gateway.base.ids import REQUEST_ID, arrival_ms
 from gateway.chain.services import Services, Store
 from gateway.domain.budgets import Calendar
 from gateway.domain.exchange import Exchange, Outcome
@@ -106,11 +106,6 @@ class Parameter(NamedTuple):
         return self.read(text)
 
 
-def _request(text: str) -> str:
-    check_time(text)
-    return text
-
-
 def _reference(text: str) -> str:
     if not is_reference(text):
         raise ValueError
@@ -125,11 +120,7 @@ def _groups(text: str) -> list[str]:
 
 
 LIMIT: Final = Parameter(f"a number from 1 to {MOST}", f"[1-9][0-9]?|{MOST}", int)
-AFTER_REQUEST: Final = Parameter(
-    "`next` of the answer before, which is a request's id",
-    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}",
-    _request,
-)
+AFTER_REQUEST: Final = Parameter("`next` of the answer before, which is a request's id", REQUEST_ID)
 AFTER_LINE: Final = Parameter("`next` of the answer before", r"[1-9][0-9]{0,14}-[0-9]{1,18}")
 MODEL: Final = Parameter(f"a model's name, of at most {MAX_NAME} characters", f"(?s).{{1,{MAX_NAME}}}")
 OUTCOME: Final = Parameter(f"one of {', '.join(Outcome)}", read=Outcome)

@@ -23,7 +23,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 from yarl import URL
 
 from gateway.base.errors import Misconfigured
-from gateway.base.ids import arrival_ms
+from gateway.base.ids import is_request_id
 from gateway.config.authorities import trusting
 from gateway.tools.channel_test import shown
 
@@ -79,7 +79,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
         error = _object(self.body).get("error")
         if not isinstance(error, dict) or not error.keys() >= {"message", "type", "param", "code", "request_id"}:
             return None
-        return error if _is_request_id(error["request_id"]) else None
+        return error if is_request_id(error["request_id"]) else None
 
     @property
     def models(self) -> list[str] | None:
@@ -89,7 +89,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
             return None
         if any(entry.get("owned_by") != "sluicegate" for entry in entries):
             return None
-        if not entries and not _is_request_id(self.headers.get("x-request-id")):
+        if not entries and not is_request_id(self.headers.get("x-request-id")):
             return None
         return [str(entry.get("id")) for entry in entries]
 
@@ -313,13 +313,6 @@ def _error_in(received: bytes) -> dict[str, Any]:
     events = [line for line in received.split(b"\n") if line.startswith(b'data: {"error"')]
     error = _object(events[-1].removeprefix(b"data: ")).get("error") if events else None
     return error if isinstance(error, dict) else {}
-
-
-def _is_request_id(text: object) -> bool:
-    try:
-        return isinstance(text, str) and arrival_ms(text) > 0
-    except ValueError:
-        return False
 
 
 def _object(body: bytes) -> dict[str, Any]:

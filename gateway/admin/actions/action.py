@@ -112,12 +112,14 @@ class Action(Generic[Parameters, Result]):
         method: str,
         path: str,
         scope: Scope,
-        status: int,
-        shown_once: str,
-        audited: bool,
-        most_a_minute: int,
-        name: str,
+        *,
+        status: int = 200,
+        shown_once: str = "",
+        audited: bool = True,
+        most_a_minute: int = 0,
+        name: str = "",
     ) -> None:
+        """`audited` is False for what changes nothing here. `name`: where the file and the function do not make it."""
         hints = get_type_hints(function)
         self.function = function
         self.method = method
@@ -178,25 +180,12 @@ class Action(Generic[Parameters, Result]):
 
 
 def action(
-    method: str,
-    path: str,
-    scope: Scope,
-    *,
-    status: int = 200,
-    shown_once: str = "",
-    audited: bool = True,
-    most_a_minute: int = 0,
-    name: str = "",
+    method: str, path: str, scope: Scope, **options: Any
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Action[Parameters, Result]]:
-    """Make an action of a function, whose first parameter is the client.
-
-    `shown_once`: the field of the answer that is a secret, such as the text of a new token. `audited` is False for what changes
-    nothing here. `most_a_minute`: how often one actor may do it, where that has a limit. `name`: where the file and the function do
-    not make it.
-    """
+    """Make an action of a function, whose first parameter is the client. `options`: see `Action`."""
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Action[Parameters, Result]:
-        return Action(function, method, path, scope, status, shown_once, audited, most_a_minute, name)
+        return Action(function, method, path, scope, **options)
 
     return made
 

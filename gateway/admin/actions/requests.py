@@ -22,7 +22,7 @@ from gateway.admin.actions.times import Since, Until, between, local
 from gateway.admin.actions.tokens import ShownToken, shown
 from gateway.base.amounts import amount
 from gateway.base.errors import GatewayError, Refused
-from gateway.base.ids import EXTERNAL, arrival_ms, check_time, first_id
+from gateway.base.ids import EXTERNAL, REQUEST_ID, arrival_ms, first_id, is_request_id
 from gateway.base.text import counted
 from gateway.config.schema import ACCOUNT_ID
 from gateway.domain import exchange
@@ -51,7 +51,7 @@ TOKEN: Final = re.compile(r"(?:sk-)?([a-z0-9]{3,32})-([a-z0-9]{0,8})(?:-[0-9A-Za
 AfterRequest = Annotated[
     str,
     msgspec.Meta(
-        pattern="^([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})?$",
+        pattern=f"^({REQUEST_ID})?$",
         description="`next` of the answer before, the id of a request; empty for the newest requests.",
     ),
 ]
@@ -204,27 +204,19 @@ async def search(client: LocalClient, query: SearchQuery) -> Found:
         tokens = [shown(token) for token in await store.tokens.all_of(match[1]) if token.id.startswith(begins)]
     ids = await store.directory.ids()
     requests = await asyncio.to_thread(_named, client.usage_home, text, list(ids))
-    if not requests and _is_id(text) and (found := (await store.usage.ask(text)).record):
+    if not requests and is_request_id(text) and (found := (await store.usage.ask(text)).record):
         requests = [found]
     return Found(requests, await store.accounts.several(list(dict.fromkeys(named))), tokens)
 
 
 def _named(home: Home, text: str, accounts: list[str]) -> list[Record]:
     """Return the requests of an id, a reference, or the hash of one in a record. Of a reference each account has another hash."""
-    if _is_id(text):
+    if is_request_id(text):
         return [record] if (record := queries.find(home, text)) else []
     for name in ("completion_id", "upstream_request_id"):
         if found := queries.named(home, name, [text], MOST):
             return found
     return queries.named(home, "reference", [text, *(hashed_reference(account, text) for account in accounts)], MOST)
-
-
-def _is_id(text: str) -> bool:
-    try:
-        check_time(text)
-    except ValueError:
-        return False
-    return True
 
 
 def record_of(found: FoundRecord) -> Record:
@@ -234,10 +226,8 @@ def record_of(found: FoundRecord) -> Record:
 
 async def _find(client: LocalClient, id: str) -> SearchResult:  # noqa: A002
     """Return the record of a request from the files, or else from the store; or who was not asked."""
-    try:
-        check_time(id)
-    except ValueError:
-        raise Refused(400, "invalid_request", "The id of a request is its `x-request-id`.", param="id") from None
+    if not is_request_id(id):
+        raise Refused(400, "invalid_request", "The id of a request is its `x-request-id`.", param="id")
     record = None
     with suppress(UnusableFile):  # the store may have it, or says what is wrong
         record = await asyncio.to_thread(queries.find, client.usage_home, id)

@@ -7,7 +7,6 @@ once, and change only so much in a minute, so that other callers are served mean
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -28,7 +27,7 @@ from gateway.admin.http.api import send_csv
 from gateway.admin.pages.login import OWN
 from gateway.admin.pages.view import Form, Page, View, body, plot_of
 from gateway.base.errors import Refused
-from gateway.base.ids import check_time
+from gateway.base.ids import is_request_id
 from gateway.base.leaky_buckets import LeakyBuckets
 from gateway.base.text import csv_line
 from gateway.config.schema import PortalSettings
@@ -52,7 +51,6 @@ MOST_TOKENS: Final = 100
 EXAMPLE: Final = """\
 curl -N {base_url}/chat/completions -H "Authorization: Bearer {token}" -H 'Content-Type: application/json' \\
   -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
-_REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 MOST_AT_ONCE: Final = 4
 """Requests of an account that are worked on at once. Others wait for their turn."""
@@ -164,19 +162,10 @@ async def export(view: View) -> web.StreamResponse:
 
 async def request(view: View) -> web.Response:
     """Show one request."""
-    record = await own.request(view.client, view.user.account, _checked(view.path["id"]))
+    if not is_request_id(view.path["id"]):
+        raise Refused(404, "not_found", "There is no such request.")
+    record = await own.request(view.client, view.user.account, view.path["id"])
     return view.page("my_request.html", record=record)
-
-
-def _checked(request_id: str) -> str:
-    """Return the id of a request. Raises `Refused` (404) for what is none."""
-    try:
-        if _REQUEST_ID.fullmatch(request_id):
-            check_time(request_id)
-            return request_id
-    except ValueError:
-        pass
-    raise Refused(404, "not_found", "There is no such request.")
 
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
