@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from gateway.base.errors import GatewayError, Refused, StoreAway, StoreError
 from gateway.base.log import log
@@ -18,7 +17,6 @@ from gateway.domain.exchange import Exchange
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.steps import RAN, Reply, Step, error_in, in_one_slot, planned, ran, submit
 
-NOT_ITS_OUTCOME: Final = "it assigned `exchange.outcome`, which only the gateway sets"
 Planned = tuple[Entry, Step]
 
 
@@ -214,7 +212,8 @@ class EndHooks:
     def take_back(self, entry: Entry, hook: str) -> None:
         """Set the outcome as it was: by it, the caller gets the end of its answer."""
         self._exchange.outcome = self.outcome
-        log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, reason=NOT_ITS_OUTCOME)
+        reason = "it assigned `exchange.outcome`, which only the gateway sets"
+        log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, reason=reason)
 
     def contain(self, entry: Entry, hook: str, error: BaseException) -> None:
         """Log the exception of a hook, or that the hook was given up. Raises an error that closes this coroutine."""

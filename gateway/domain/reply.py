@@ -10,7 +10,6 @@ import msgspec
 from gateway.base.errors import check_headers, check_status, check_text
 from gateway.chat.usage import Usage
 
-_BODYLESS: Final = (204, 205, 304)
 MOST_TOKENS: Final = 1_000_000_000
 
 
@@ -36,7 +35,7 @@ class Reply(msgspec.Struct, frozen=True):
         check_status(self.status, 200)
         if not isinstance(self.body, bytes):
             raise TypeError(f"body is bytes, not {type(self.body).__name__}")
-        if self.body and self.status in _BODYLESS:
+        if self.body and self.status in (204, 205, 304):
             raise ValueError(f"a response with the status {self.status} has no body")
         check_text("content_type", self.content_type)
         check_headers({"Content-Type": self.content_type, **self.headers})

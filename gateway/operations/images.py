@@ -26,8 +26,6 @@ PIXEL: Final = (
     b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\b\4\0\0\0\xb5\x1c\f\2\0\0\0\vIDATx\xdacd`\0\0\0\6\0\x020\x81\xd0/"
     b"\0\0\0\0IEND\xaeB`\x82"
 )
-USE_N: Final = "use 'n'"
-USE_SIZE: Final = "use 'size'"
 FIELDS: Final = FieldNames(
     ("model", "prompt", "n", "size", "quality", "stream"),
     (
@@ -36,8 +34,8 @@ FIELDS: Final = FieldNames(
     ),
     {
         **REMEDIES,
-        **dict.fromkeys(("num_images", "num_outputs", "num_images_per_prompt", "samples", "batch_size"), USE_N),
-        **dict.fromkeys(("width", "height", "image_size", "aspect_ratio", "resolution", "megapixels"), USE_SIZE),
+        **dict.fromkeys(("num_images", "num_outputs", "num_images_per_prompt", "samples", "batch_size"), "use 'n'"),
+        **dict.fromkeys(("width", "height", "image_size", "aspect_ratio", "resolution", "megapixels"), "use 'size'"),
         "prompts": "send one 'prompt'",
     },
     UNPRICED | {"service_tier", "partial_images", "frame_count", "svg", "steps", "num_inference_steps"},

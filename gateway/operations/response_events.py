@@ -16,7 +16,6 @@ from gateway.operations.typed_events import FINISHED, NULL, TypedEvent, TypedEve
 
 NO_TEXT: Final = ("response.audio.delta",)
 """Deltas in base64."""
-ADDED: Final = "response.output_item.added"
 ITEMS: Final = "items"
 MOST_ITEMS: Final = 200
 """Items of one answer whose ids are kept."""
@@ -60,7 +59,7 @@ class ResponseEvents(TypedEvents):
             self.told["sequence_number"] = number
         if said.type.endswith(".delta") and said.type not in NO_TEXT and (size := text_size(said.delta)):
             self.output.add_unread(max(size, BYTES_PER_TOKEN))
-        if said.type == ADDED and (item := part(_item, said.item)) is not None:
+        if said.type == "response.output_item.added" and (item := part(_item, said.item)) is not None:
             self.told[ITEMS] = (*self.told.get(ITEMS, ()), *ids_of([item]))[:MOST_ITEMS]
         response, ends = part(_response, said.response), said.type in self.ends
         if ends:

@@ -112,7 +112,6 @@ QUERY: Final = frozenset(("include", "include[]", "include%5B%5D", "stream", "af
 PRINTABLE: Final = re.compile(r"[!-~]*")
 RETRYABLE: Final = frozenset((500, 502, 503, 504))
 
-_NESTED: Final = ("content", "output", "summary")
 _EMPTY: Final = re.compile(rb'(?:null|[\s\[\]{},:"])*')
 
 
@@ -329,7 +328,7 @@ def _count_items(items: list[msgspec.Raw], parts: Parts, any_type: bool, level: 
         try:
             check_keys("input", raw)
             item = _item.decode(raw)
-            values = [getattr(item, name) for name in _NESTED]
+            values = (item.content, item.output, item.summary)
             nested = [_raws.decode(value) for value in values if bytes(memoryview(value)[:1]) == b"["]
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid_field("input", f"'input' has an item that is not valid: {error}.") from None

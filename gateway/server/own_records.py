@@ -120,21 +120,23 @@ def _groups(text: str) -> list[str]:
 
 
 LIMIT: Final = Parameter(f"a number from 1 to {MOST}", f"[1-9][0-9]?|{MOST}", int)
-AFTER_REQUEST: Final = Parameter("`next` of the answer before, which is a request's id", REQUEST_ID)
-AFTER_LINE: Final = Parameter("`next` of the answer before", r"[1-9][0-9]{0,14}-[0-9]{1,18}")
-MODEL: Final = Parameter(f"a model's name, of at most {MAX_NAME} characters", f"(?s).{{1,{MAX_NAME}}}")
-OUTCOME: Final = Parameter(f"one of {', '.join(Outcome)}", read=Outcome)
-OPERATION: Final = Parameter(f"one of {', '.join(Operation)}", read=Operation)
-REFERENCE: Final = Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", read=_reference)
 DAY: Final = Parameter("a day (UTC), as in 2026-11-21", r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date.fromisoformat)
-GROUPS: Final = Parameter(f"some of {','.join(_GROUP_NAMES)}, each once, with commas between them", read=_groups)
 REQUEST_PARAMETERS: Final = {
     "limit": LIMIT,
-    "after": AFTER_REQUEST,
-    "model": MODEL,
-    "outcome": OUTCOME,
-    "operation": OPERATION,
-    "reference": REFERENCE,
+    "after": Parameter("`next` of the answer before, which is a request's id", REQUEST_ID),
+    "model": Parameter(f"a model's name, of at most {MAX_NAME} characters", f"(?s).{{1,{MAX_NAME}}}"),
+    "outcome": Parameter(f"one of {', '.join(Outcome)}", read=Outcome),
+    "operation": Parameter(f"one of {', '.join(Operation)}", read=Operation),
+    "reference": Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", read=_reference),
+}
+LEDGER_PARAMETERS: Final = {
+    "limit": LIMIT,
+    "after": Parameter("`next` of the answer before", r"[1-9][0-9]{0,14}-[0-9]{1,18}"),
+}
+USAGE_PARAMETERS: Final = {
+    "by": Parameter(f"some of {','.join(_GROUP_NAMES)}, each once, with commas between them", read=_groups),
+    "from": DAY,
+    "to": DAY,
 }
 
 
@@ -214,9 +216,6 @@ def _given(limits: AccountLimits) -> dict[str, int]:
     return {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
 
 
-LEDGER_PARAMETERS: Final = {"limit": LIMIT, "after": AFTER_LINE}
-
-
 async def ledger_of(account: str, query: str, store: Store, lookups: Lookups) -> bytes:
     """Return a page of the ledger of an account, as JSON. Raises `Refused` and `StoreAway`."""
     given = parameters(query, LEDGER_PARAMETERS)
@@ -224,9 +223,6 @@ async def ledger_of(account: str, query: str, store: Store, lookups: Lookups) ->
     found = await lookups.run(account, partial(store.wallet.ledger, account, limit, after))
     lines = [{name: getattr(line, name) for name in FIELDS} for line in found.lines]
     return listed(lines, found.next, (), archived=msgspec.to_builtins(found.archived))
-
-
-USAGE_PARAMETERS: Final = {"by": GROUPS, "from": DAY, "to": DAY}
 
 
 async def usage_of(account: str, query: str, services: Services, lookups: Lookups) -> bytes:

@@ -33,9 +33,6 @@ from gateway.server.own_records import Lookups, account_of, ledger_of, request_o
 from gateway.store.channels import Condition
 from gateway.usage.record import shown_name
 
-BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
-BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
-ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
 KNOWN_PATHS = (
     f"Known here: {', '.join(f'POST /v1{wire.path}' for wire in SERVED.values())}, GET /v1/models, "
     "GET /v1/models/{id}, GET /v1/account, "
@@ -61,13 +58,7 @@ PLACES: Final = 18
 LONGER: Final = re.compile(
     r"(/v1)?(?P<more>/chat/completions|/chat|/models)/(v1/)?(chat/completions|models|responses|embeddings|messages)(/|$)"
 )
-BASE_HAS_MORE: Final = (
-    "The base address must end in /v1: this one goes on with the path of a request, which the client adds itself. Remove {more} "
-    "from the end of the base address."
-)
-NO_SLASH: Final = "Remove the slash at the end of the path."
 RESPONSES: Final = "/v1/responses"
-NO_WEBSOCKET: Final = "Send POST /v1/responses over HTTP: it is not served over WebSocket."
 ONE: Final = r"/v1/responses/[A-Za-z0-9_~=:-][A-Za-z0-9_.~=:-]{0,127}"
 STORED: Final = re.compile(f"(?:GET|DELETE) {ONE}|GET {ONE}/input_items|POST {ONE}/cancel")
 """A method and a path that are about an answer that an upstream keeps."""
@@ -136,15 +127,21 @@ class LocalRoutes:
 def misdirected(method: str, path: str) -> Refused:
     """Return the error for a path or method that is not in the table."""
     if path.startswith("/v1/v1"):
-        return Refused(404, "unknown_path", BASE_ENDS_IN_V1)
+        text = "The base address already ends in /v1: remove the repeated /v1 from the path."
+        return Refused(404, "unknown_path", text)
     if f"/v1{path}" in METHODS:
-        return Refused(404, "unknown_path", BASE_LACKS_V1)
+        return Refused(404, "unknown_path", "The base address must end in /v1: point the client at .../v1.")
     if "://" in path.partition("/v1")[0]:
-        return Refused(404, "unknown_path", ABSOLUTE)
+        text = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
+        return Refused(404, "unknown_path", text)
     if path == RESPONSES and method == "GET":
-        return Refused(426, "upgrade_required", NO_WEBSOCKET)
-    if said := advice(path):
-        return Refused(404, "unknown_path", said)
+        text = "Send POST /v1/responses over HTTP: it is not served over WebSocket."
+        return Refused(426, "upgrade_required", text)
+    if (longer := LONGER.match(path)) is not None:
+        text = "The base address must end in /v1: this one goes on with the path of a request, which the client adds itself."
+        return Refused(404, "unknown_path", f"{text} Remove {longer['more']} from the end of the base address.")
+    if path.endswith("/") and path.rstrip("/") in ("/v1/chat/completions", "/v1/models"):
+        return Refused(404, "unknown_path", "Remove the slash at the end of the path.")
     known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))
     allowed = METHODS.get(path) or ("GET" if known else "")
     if allowed and method != allowed:
@@ -261,12 +258,3 @@ def _text(rate: int, ratio: Fraction) -> str:
     amount = Fraction(rate, PER_TOKENS * MICROS) * ratio
     whole, part = divmod(int(amount * 10**PLACES), 10**PLACES)
     return f"{whole}.{part:0{PLACES}}".rstrip("0").rstrip(".")
-
-
-def advice(path: str) -> str:
-    """Return advice about another path to use; empty for a path without any."""
-    if (longer := LONGER.match(path)) is not None:
-        return BASE_HAS_MORE.format(more=longer["more"])
-    if path.rstrip("/") in ("/v1/chat/completions", "/v1/models") and path.endswith("/"):
-        return NO_SLASH
-    return ""

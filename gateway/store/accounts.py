@@ -42,7 +42,6 @@ CHANGED: Final = "gw:accounts:changed"
 REVOKED: Final = "gw:revoked"
 """A stream of the ids of accounts that are no longer active, or have a token that may no longer be used."""
 MOST_CHANGED: Final = 10_000
-MARKED: Final = ("limits", "budgets")
 KEY_KEPT_S: Final = 24 * 3600
 """How long a creation that is repeated with its key is known."""
 
@@ -210,7 +209,8 @@ class Accounts:
 
     async def mark(self, account_id: str) -> bytes:
         """Return the mark of an account's limits and budgets: another one after each change of them."""
-        return b"".join(each or b"" for each in await self._client.call("HMGET", account_key(account_id), *MARKED))
+        marked = await self._client.call("HMGET", account_key(account_id), "limits", "budgets")
+        return b"".join(each or b"" for each in marked)
 
     async def set_status(self, account_id: str, status: AccountStatus) -> Account:
         """Suspend, resume or close an account. Raises `AccountError` if it is unknown or closed."""

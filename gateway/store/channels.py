@@ -41,7 +41,6 @@ _encode: Final = msgspec.json.Encoder().encode
 NOTE: Final = "disabled_note"
 """The field of a channel's state that has its `Disabling`."""
 
-_OF_DISABLING: Final = ("disabled", NOTE)
 _OF_COOL_DOWN: Final = ("until", "since", "firm", "probe", "streak", "ok", "failed", "run", "turn", "starting")
 """Fields of a channel's state."""
 
@@ -164,7 +163,7 @@ class Channels:
         state, _, _, accounts = _keys([channel])
         if enabled:
             await self._client.call("DEL", accounts)
-            await self._client.call("HDEL", state, *_OF_DISABLING, *_OF_COOL_DOWN)
+            await self._client.call("HDEL", state, "disabled", NOTE, *_OF_COOL_DOWN)
         else:
             note = Disabling(ms_of(await self._client.call("TIME")), by, reason)
             await self._client.call("HSET", state, "disabled", 1, NOTE, _encode(note))

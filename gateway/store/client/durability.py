@@ -20,7 +20,6 @@ from gateway.store.client.client import Client
 from gateway.store.client.protocol import REFUSED
 
 MIN_MAJOR_VERSION = 7
-NO_DATABASE: Final = "DB index is out of range"
 
 RETENTION_S: Final = 60
 """How long a line is kept at least, unless the buffer is full: twice the time after which Sentinel, by default, considers a
@@ -150,7 +149,7 @@ def refuse_database(document: Document, error: StoreAway) -> None:
     """Raise `Misconfigured` where the store has no database of the number in `redis:`, or refuses its password."""
     if text := next((each for each in REFUSED.values() if each in str(error)), ""):
         raise document.wrong(("redis",), text) from None
-    if NO_DATABASE in str(error):
+    if "DB index is out of range" in str(error):
         text = (
             "the store has no database of this number; use a smaller one, or raise `databases` in the store's settings"
         )
