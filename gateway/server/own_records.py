@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from gateway.base.errors import Refused
-from gateway.base.ids import REQUEST_ID, arrival_ms
+from gateway.base.ids import arrival_ms, is_request_id
 from gateway.chain.services import Services, Store
 from gateway.domain.budgets import Calendar
 from gateway.domain.exchange import Exchange, Outcome
@@ -106,8 +106,8 @@ class Parameter(NamedTuple):
         return self.read(text)
 
 
-def _reference(text: str) -> str:
-    if not is_reference(text):
+def _checked(valid: Callable[[str], bool], text: str) -> str:
+    if not valid(text):
         raise ValueError
     return text
 
@@ -123,11 +123,11 @@ LIMIT: Final = Parameter(f"a number from 1 to {MOST}", f"[1-9][0-9]?|{MOST}", in
 DAY: Final = Parameter("a day (UTC), as in 2026-11-21", r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date.fromisoformat)
 REQUEST_PARAMETERS: Final = {
     "limit": LIMIT,
-    "after": Parameter("`next` of the answer before, which is a request's id", REQUEST_ID),
+    "after": Parameter("`next` of the answer before, which is a request's id", read=partial(_checked, is_request_id)),
     "model": Parameter(f"a model's name, of at most {MAX_NAME} characters", f"(?s).{{1,{MAX_NAME}}}"),
     "outcome": Parameter(f"one of {', '.join(Outcome)}", read=Outcome),
     "operation": Parameter(f"one of {', '.join(Operation)}", read=Operation),
-    "reference": Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", read=_reference),
+    "reference": Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", read=partial(_checked, is_reference)),
 }
 LEDGER_PARAMETERS: Final = {
     "limit": LIMIT,
