@@ -15,8 +15,7 @@ import typer
 from gateway.base.ids import LAST_MS
 from gateway.cli.common import ConfigOption, JsonOption, configuration, day, note_api, print_json, print_table, refuse
 from gateway.runtime.data_folder import usage_home
-from gateway.tools.reconcile.bill import NANOS, Columns, read
-from gateway.tools.reconcile.join import KINDS, Join, Side, Sum, logged
+from gateway.tools.reconcile import KINDS, NANOS, Columns, Join, Side, Sum, logged, read
 
 if TYPE_CHECKING:
     from gateway.usage.database import UnusableFile

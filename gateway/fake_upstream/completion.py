@@ -15,10 +15,10 @@ import msgspec
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 
-from gateway.fake_upstream.fitting import smallest
-
 DONE = "[DONE]"
 MAX_QUOTED_WORDS = 40
+DEEPEST = 32
+"""Levels of a JSON schema that refers to itself."""
 
 Ceiling = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -168,6 +168,33 @@ def _json(value: object) -> str:
 
 def _choice(delta: Mapping[str, object], finish_reason: str | None = None) -> dict[str, object]:
     return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+
+
+def smallest(schema: Any, root: Any = None, depth: int = 0) -> Any:
+    """Return the smallest value that fits a JSON schema: enough for client libraries to read it."""
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return None
+    root = root or schema
+    if "const" in schema or schema.get("enum"):
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return smallest(schema[name][0], root, depth + 1)
+    if str(schema.get("$ref", "")).startswith("#"):
+        found = root
+        for step in schema["$ref"].split("/")[1:]:
+            found = found.get(step, {})
+        return smallest(found, root, depth + 1)
+    kind = schema.get("type", "object" if "properties" in schema else "null")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        fields = schema.get("properties", {})
+        return {name: smallest(fields.get(name), root, depth + 1) for name in schema.get("required", ())}
+    if kind == "array":
+        return [smallest(schema.get("items"), root, depth + 1)] * schema.get("minItems", 0)
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
+    return {"string": "x" * schema.get("minLength", 0), "boolean": False}.get(kind)
 
 
 def error(code: str, message: str, *, type: str = "invalid_request_error", param: str | None = None) -> str:  # noqa: A002

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -140,9 +139,7 @@ class FakeUpstream:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def _cancel_answers(self, _: web.Application) -> None:

@@ -61,6 +61,10 @@ class SharedNumbers:
             if (key := _key(encoded)) is not None:
                 yield key, list(numbers)
 
+    def sum(self, name: str) -> int:
+        """Return the sum of the first numbers of the keys that begin with a name."""
+        return int(sum(numbers[0] for key, numbers in self if key[0] == name))
+
     def _entry(self, start: int) -> tuple[bytes, Numbers, int]:
         """Return the encoded key of an entry, its numbers, and where the next one begins."""
         length, width = _HEAD.unpack_from(self._memory, start)

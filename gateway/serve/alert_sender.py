@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -22,19 +21,8 @@ STORE_TIMEOUT_S: Final = 2.0
 
 async def run(loaded: Loaded, handover: Handover, url: str, shared: SharedNumbers, stop: asyncio.Event) -> None:
     """Send the alerts of the store at `url` until `stop` is set. `loaded`: the configuration to begin with."""
-    metrics = Metrics(shared)
     client = Client.connect(url, timeout_s=STORE_TIMEOUT_S, connections=1)
-    pending: dict[str, int] = {}
-
-    def count_pending(name: str, number: int) -> None:
-        pending[name] = number
-        metrics.set("alerts_pending", sum(pending.values()))
-
-    def sender_to(name: str) -> Sender:
-        count = partial(metrics.count, "alerts")
-        return Sender(Outbox(client, name), count=count, pending=partial(count_pending, name))
-
-    senders = Senders(sender_to, stop)
+    senders = Senders(client, Metrics(shared), stop)
     senders.use(loaded.config)
     try:
         async with following(loaded, handover, lambda adopted, _: senders.use(adopted.config)):
@@ -47,10 +35,12 @@ async def run(loaded: Loaded, handover: Handover, url: str, shared: SharedNumber
 class Senders:
     """A sender for each receiver, so that one that does not answer delays no other."""
 
-    def __init__(self, sender_to: Callable[[str], Sender], stop: asyncio.Event) -> None:
-        self._sender_to = sender_to
+    def __init__(self, client: Client, metrics: Metrics, stop: asyncio.Event) -> None:
+        self._client = client
+        self._metrics = metrics
         self._stop = stop
         self._senders: dict[str, Sender] = {}
+        self._pending: dict[str, int] = {}
         self._running: list[asyncio.Task[None]] = []
 
     def use(self, config: Config) -> None:
@@ -60,10 +50,15 @@ class Senders:
             self._senders[name].use(None, store_events=False)
         for name, receiver in receivers.items():
             if name not in self._senders:
-                self._senders[name] = sender = self._sender_to(name)
+                count, pending = partial(self._metrics.count, "alerts"), partial(self._count_pending, name)
+                self._senders[name] = sender = Sender(Outbox(self._client, name), count=count, pending=pending)
                 self._running.append(asyncio.get_running_loop().create_task(sender.run(self._stop)))
             webhook = Webhook(receiver.webhook, secrets_of(config, name))
             self._senders[name].use(webhook, store_events="store" in receiver.events and not receiver.groups)
+
+    def _count_pending(self, name: str, number: int) -> None:
+        self._pending[name] = number
+        self._metrics.set("alerts_pending", sum(self._pending.values()))
 
     async def end(self) -> None:
         """Wait for the ends of all senders, once `stop` is set."""

@@ -187,7 +187,9 @@ class Farewell:
             self._began = time.monotonic()
         if time.monotonic() - self._began < SILENT_S and not cut:
             return
-        requests, streams = self._sum("open_requests"), self._sum("open_streams")
+        requests, streams = (
+            sum(each.sum(name) for each in self._numbers) for name in ("open_requests", "open_streams")
+        )
         what = "stream" if streams >= requests else "request"
         many = counted(requests, what)
         text = ""
@@ -207,6 +209,3 @@ class Farewell:
         """Say a line, the first one below the `^C` that a terminal shows."""
         self._say(text if self._said else f"\n{text}")
         self._said = text
-
-    def _sum(self, name: str) -> int:
-        return sum(int(values[0]) for numbers in self._numbers for key, values in numbers if key == (name,))

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -20,6 +19,7 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.ids import is_request_id
 from gateway.base.log import log
 from gateway.config.schema import Config
 from gateway.domain.exchange import Outcome
@@ -54,8 +54,6 @@ PRESENT: Final = f"SELECT * FROM {TABLE} LIMIT 0 FORMAT TSVWithNames"  # noqa: S
 
 FIND: Final = f"SELECT {_NAMES} FROM {TABLE} FINAL WHERE id = {{id:String}} FORMAT JSONEachRow"  # noqa: S608
 INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
-
-_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 LOCK: Final = 0x636C6963
 """The number of the lock of the database under which it is copied."""
@@ -127,7 +125,7 @@ class ClickHouse:
 
     async def find(self, id: str) -> Record | None:  # noqa: A002 - the field's name
         """Return the record of a request that ended on any machine, or None. Raises `StoreAway`."""
-        if not _ID.fullmatch(id):
+        if not is_request_id(id):
             return None
         try:
             line = await self.execute(FIND, id=id)

@@ -28,10 +28,11 @@ LONGEST_ID: Final = 64
 MOST_REFUNDS: Final = 20
 """Refunds of one credit."""
 
+TRANSACTION: Final = "[A-Za-z0-9._:-]{1,64}"
 Transaction = Annotated[
     str,
     msgspec.Meta(
-        pattern="^[A-Za-z0-9._:-]{1,64}$",
+        pattern=f"^{TRANSACTION}$",
         description="Your own id of this transaction, for ever: it is booked once, however often it is sent.",
     ),
 ]
@@ -173,7 +174,7 @@ def _refunds(transaction: str) -> list[str]:
 
 def check_transaction(transaction: str) -> None:
     """Raise `AccountError` for what is no transaction id."""
-    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", transaction):
+    if not re.fullmatch(TRANSACTION, transaction):
         raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
 
 

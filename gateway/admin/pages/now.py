@@ -349,8 +349,8 @@ class Health(msgspec.Struct, frozen=True):
 def health_of(numbers: Mapping[str, SharedNumbers], store_ms: float | None) -> Health:
     """Return how this gateway is. `store_ms`: how long the store took to answer, None where it does not."""
     workers = [name for name in numbers if name.startswith("worker ")]
-    died = int(sum(_sum(numbers[name], "children_died") for name in numbers))
-    running = int(sum(_sum(numbers[name], "open_requests") for name in workers))
+    died = sum(each.sum("children_died") for each in numbers.values())
+    running = sum(numbers[name].sum("open_requests") for name in workers)
     words = counted(len(workers), "worker")
     return Health(
         store="away" if store_ms is None else f"{store_ms:.1f} ms",
@@ -358,10 +358,6 @@ def health_of(numbers: Mapping[str, SharedNumbers], store_ms: float | None) -> H
         workers=f"{words}, {count(died)} restarted" if died else words,
         open=count(running),
     )
-
-
-def _sum(shared: SharedNumbers, name: str) -> float:
-    return sum(numbers[0] for key, numbers in shared if key[0] == name)
 
 
 def _at(waits: Sequence[int], part: float) -> int | None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.base.errors import Misconfigured
-from gateway.tools.reconcile.bill import BillLine, Columns, amount, read
-from gateway.tools.reconcile.join import Call, Join, Sum, logged
+from gateway.tools.reconcile import BillLine, Call, Columns, Join, Sum, amount, logged, read
 from gateway.usage.database import UnusableFile, UsageFiles, path_of
 from gateway.usage.record import AttemptRecord, Record
 from tests.records import arrival, end, id_at, usage_database

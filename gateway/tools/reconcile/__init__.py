@@ -1,1 +1,0 @@
-"""The comparison of an upstream's bill with the usage log: `gateway reconcile`."""
