@@ -21,7 +21,7 @@ from gateway.alerts import event
 from gateway.alerts.event import Event, EventClaim, Outbox
 from gateway.base.amounts import MICROS, amount
 from gateway.base.errors import StoreError
-from gateway.base.ids import utc
+from gateway.base.ids import now_ms, utc
 from gateway.base.log import log
 from gateway.base.text import counted
 from gateway.config.schema import AlertSettings
@@ -77,8 +77,7 @@ class Alerts:
         level = next(level for level in event.LEVELS if share >= level)
         key = f"budget:{account}:{token_id}:{window}:{limit}:{ends_at_ms or 0}"
         if self._first(key, level):
-            now_ms = event.now_ms()
-            left = event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(0, ends_at_ms - now_ms) + event.LATE_MS
+            left = event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(0, ends_at_ms - now_ms()) + event.LATE_MS
             owner = f"token {token_id} of account {account}" if token_id else f"account {account}"
             unit = "requests" if window == "requests" else "micros"
             numbers = f"{used} of {limit}" if unit == "requests" else f"{amount(used)} of {amount(limit)}"

@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from gateway.base.ids import new_id, utc
+from gateway.base.ids import new_id, now_ms, utc
 from gateway.store.client.client import Argument, Client, Script
 
 LEVELS: Final = (100, 80, 50)
@@ -74,11 +73,6 @@ class EventClaim(msgspec.Struct, frozen=True):
 def entry_of(event: Event) -> OutboxEntry:
     """Return an event as it is kept until it is sent, with an id of its own."""
     return OutboxEntry(f"msg_{new_id()}", event.type, msgspec.json.encode(event).decode(), now_ms())
-
-
-def now_ms() -> int:
-    """Return UTC as milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def event(type: str, message: str, **data: Any) -> Event:  # noqa: A002 - the field's name

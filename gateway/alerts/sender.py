@@ -44,6 +44,7 @@ from gateway.alerts import event
 from gateway.alerts.event import DueEvent, Outbox, OutboxEntry
 from gateway.alerts.signature import sign
 from gateway.base.errors import GatewayError, StoreAway
+from gateway.base.ids import now_ms
 from gateway.base.log import log
 
 AT_ONCE: Final = 8
@@ -158,7 +159,7 @@ class Sender:
             self._count("sent")
             log.info("alert_sent", **where)
             return entry, None
-        if event.now_ms() - entry.created_ms >= GIVEN_UP_AFTER_S * 1000:
+        if now_ms() - entry.created_ms >= GIVEN_UP_AFTER_S * 1000:
             self._count("given_up")
             log.error("alert_given_up", **where, reason=answer.error, cure=answer.cure)
             return entry, None

@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 from gateway.alerts import alerts as module
 from gateway.alerts import event
 from gateway.alerts.alerts import Alerts
-from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox, now_ms
+from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox
 from gateway.base.errors import StoreAway
+from gateway.base.ids import now_ms
 from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
 from gateway.store.accounts import Accounts
 from gateway.store.channels import AccountCoolDown, ChannelReport, Channels, ChannelStatus, Condition

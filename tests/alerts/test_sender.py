@@ -26,6 +26,7 @@ from gateway.alerts.event import EventClaim, Outbox
 from gateway.alerts.sender import MAX_OWN, MAX_SHOWN, Delivery, Sender, Webhook
 from gateway.alerts.signature import VARIABLE, new_secret, secrets_of, sign
 from gateway.base.errors import Misconfigured, StoreAway
+from gateway.base.ids import now_ms
 from gateway.config.schema import Config
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
@@ -304,7 +305,7 @@ async def test_without_a_webhook_nothing_is_taken(client: Client) -> None:
     await outbox.claim(credential())
     assert not await sender.step()
     ((_, due),) = await outbox.pending(1)
-    assert due <= event.now_ms()
+    assert due <= now_ms()
 
 
 async def test_a_stop_does_not_wait_for_a_receiver_that_does_not_answer(client: Client) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.admin.actions.action import Scope, action
+from gateway.admin.actions.action import Page, Scope, action
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.requests import Filters, Text, check_account, wanted_of
 from gateway.admin.actions.times import Since, Until, between
@@ -111,20 +111,15 @@ class SumsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: AfterLine = ""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Page[SumLine], frozen=True, kw_only=True):
     """Sums by groups. `lines` is how many groups there are, of which `data` has some, and `total` adds up all of them.
 
     `notes` say what may be missing, in words; `unread`: files of the log that cannot be read, whose requests are left out.
     """
 
-    data: list[SumLine]
     total: Sums
     lines: int
-    has_more: bool = False
-    next: str | None = None
-    notes: list[str] = []
-    unread: list[str] = []
-    object: Literal["list"] = "list"
+    unread: list[str] = msgspec.field(default_factory=list)
 
 
 class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,12 +203,12 @@ def _summary(home: Home, by: Sequence[str], selected: Selected, query: SumsQuery
     has_more = bool(found.rows) and len(found.rows) == query.limit < found.lines
     return Summary(
         [_line(by, row) for row in found.rows],
-        Sums(*found.total),
-        found.lines,
         has_more,
         msgspec.json.encode(found.rows[-1][: len(by)]).decode() if has_more and not query.sort else None,
         notes(home, selected.since_ms, selected.until_ms),
-        list(dict.fromkeys(map(str, unusable))),
+        total=Sums(*found.total),
+        lines=found.lines,
+        unread=list(dict.fromkeys(map(str, unusable))),
     )
 
 

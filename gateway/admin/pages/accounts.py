@@ -18,7 +18,7 @@ from gateway.admin.actions.requests import Requests
 from gateway.admin.actions.tokens import TokenList
 from gateway.admin.actions.usage import SumsQuery
 from gateway.admin.http.api import refused
-from gateway.admin.pages.view import Form, Page, Sorting, View, body
+from gateway.admin.pages.view import Form, Page, Sorting, View, attempt, body
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.text import names_in
 from gateway.config.schema import ACCOUNT_ID
@@ -95,8 +95,8 @@ async def create(view: View) -> web.StreamResponse:
         )
         made = await accounts.create(view.client, body=new)
     except GatewayError as error:
-        shown = problem_of(error)
-        if shown.status == 403:
+        shown = refused(error)
+        if isinstance(error, StoreAway) or shown.status == 403:
             raise
         return await index(view, shown.message, shown.status)
     return view.go(f"/accounts/{made.id}", "created")
@@ -165,29 +165,19 @@ async def statement(view: View) -> web.Response:
     )
 
 
-def attempt(action: str) -> Callable[[Callable[[View], Awaitable[str]]], Page]:
-    """Make a page of what does something about an account and returns one of `DONE`, and which goes back to the account's page.
+def _attempt(action: str) -> Callable[[Callable[[View], Awaitable[str]]], Page]:
+    """Make a page of what does something about an account. What is refused is said above the form that asked for it.
 
-    What is refused is said there, above the form that asked for it, which `action` names, with fields of the form in braces.
+    `action` names that form, with fields of it in braces.
     """
 
-    def made(work: Callable[[View], Awaitable[str]]) -> Page:
-        async def page(view: View) -> web.StreamResponse:
-            try:
-                done = await work(view)
-            except GatewayError as error:
-                shown = problem_of(error)
-                if shown.status in (403, 404):
-                    raise
-                return await show(view, shown.message, action.format_map(view.form), shown.status)
-            return view.go(f"/accounts/{account_in(view)}", done)
+    async def refuse(view: View, refused: Refused) -> web.Response:
+        return await show(view, refused.message, action.format_map(view.form), refused.status)
 
-        return page
-
-    return made
+    return attempt(refuse, lambda view: f"/accounts/{account_in(view)}")
 
 
-@attempt("credit")
+@_attempt("credit")
 async def credit(view: View) -> str:
     """Add to the balance."""
     given = body(NewCredit, transaction=view.form["transaction"], amount_micros=view.form.micros("amount"))
@@ -195,7 +185,7 @@ async def credit(view: View) -> str:
     return "credited-before" if booked.booked_before else "credited"
 
 
-@attempt("adjust")
+@_attempt("adjust")
 async def adjust(view: View) -> str:
     """Correct the balance."""
     form = view.form
@@ -205,7 +195,7 @@ async def adjust(view: View) -> str:
     return "credited-before" if booked.booked_before else "adjusted"
 
 
-@attempt("refund {credit}")
+@_attempt("refund {credit}")
 async def refund(view: View) -> str:
     """Take a credit back, or a part of it."""
     form = view.form
@@ -215,7 +205,7 @@ async def refund(view: View) -> str:
     return "credited-before" if booked.booked_before else "refunded"
 
 
-@attempt("change")
+@_attempt("change")
 async def change(view: View) -> str:
     """Change the settings, the budgets and the limits. An empty field takes away what was there.
 
@@ -239,33 +229,26 @@ async def change(view: View) -> str:
     return "changed"
 
 
-@attempt("status")
+@_attempt("status")
 async def suspend(view: View) -> str:
     """Refuse the account's requests."""
     await accounts.change(view.client, account_in(view), body=AccountChange(status="suspended"))
     return "suspended"
 
 
-@attempt("status")
+@_attempt("status")
 async def resume(view: View) -> str:
     """Serve the account again."""
     await accounts.change(view.client, account_in(view), body=AccountChange(status="active"))
     return "resumed"
 
 
-@attempt("close")
+@_attempt("close")
 async def close(view: View) -> str:
     """Close the account for good."""
     check_sure(view.form)
     await accounts.close(view.client, account_in(view))
     return "closed"
-
-
-def problem_of(error: GatewayError) -> Refused:
-    """Return an error as it is shown. Raises `StoreAway`, which no page can be shown for."""
-    if isinstance(error, StoreAway):
-        raise error
-    return error if isinstance(error, Refused) else refused(error)
 
 
 def check_sure(form: Form) -> None:

@@ -5,7 +5,6 @@ The configuration is the chain, models, prices, groups, and the file. The file r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
@@ -15,10 +14,9 @@ from aiohttp import web
 from gateway.admin.actions import channels, served, usage
 from gateway.admin.actions.channels import ChannelTest, ChannelTestResult, DisablingReason, Switch
 from gateway.admin.actions.usage import SumsQuery
-from gateway.admin.pages.accounts import problem_of
 from gateway.admin.pages.now import TONES
-from gateway.admin.pages.view import Page, View, body
-from gateway.base.errors import GatewayError
+from gateway.admin.pages.view import Page, View, attempt, body, problem_of
+from gateway.base.errors import GatewayError, Refused
 from gateway.domain.facts import NO_BUDGETS, NO_LIMITS
 
 
@@ -51,40 +49,34 @@ async def index(
     )
 
 
-def _attempt(done: str) -> Callable[[Callable[[View], Awaitable[object]]], Page]:
-    """Make a page of what is done to a channel, which goes back to all of them. What is refused is said there."""
-
-    def made(work: Callable[[View], Awaitable[object]]) -> Page:
-        async def page(view: View) -> web.StreamResponse:
-            try:
-                await work(view)
-            except GatewayError as error:
-                return await _refused(view, error)
-            return view.go("/channels", done)
-
-        return page
-
-    return made
+async def _refuse(view: View, refused: Refused) -> web.Response:
+    return await index(view, refused.message, refused.status, opened=view.path["name"])
 
 
-@_attempt("channel-disabled")
-async def disable(view: View) -> object:
+_attempt: Final = attempt(_refuse, lambda _: "/channels")
+
+
+@_attempt
+async def disable(view: View) -> str:
     """Call a channel no more."""
     given = body(DisablingReason, reason=view.form["reason"])
-    return await channels.disable(view.client, view.path["name"], body=given)
+    await channels.disable(view.client, view.path["name"], body=given)
+    return "channel-disabled"
 
 
-@_attempt("channel-enabled")
-async def enable(view: View) -> object:
+@_attempt
+async def enable(view: View) -> str:
     """Call a channel again, and end its cool-down."""
-    return await channels.enable(view.client, view.path["name"])
+    await channels.enable(view.client, view.path["name"])
+    return "channel-enabled"
 
 
-@_attempt("changed")
-async def credential(view: View) -> object:
+@_attempt
+async def credential(view: View) -> str:
     """Switch a credential off or on, or let one that was refused be tried again."""
     given = body(Switch, state=view.form["state"])
-    return await channels.credential(view.client, view.path["name"], view.path["number"], body=given)
+    await channels.credential(view.client, view.path["name"], view.path["number"], body=given)
+    return "changed"
 
 
 async def test(view: View) -> web.StreamResponse:
@@ -93,15 +85,8 @@ async def test(view: View) -> web.StreamResponse:
         given = {"model": view.form["model"]} if view.form["model"] else {}
         tried = await channels.test(view.client, view.path["name"], body=body(ChannelTest, **given))
     except GatewayError as error:
-        return await _refused(view, error)
+        return await _refuse(view, problem_of(error))
     return await index(view, tried=tried)
-
-
-async def _refused(view: View, error: GatewayError) -> web.Response:
-    shown = problem_of(error)
-    if shown.status in (403, 404):
-        raise error
-    return await index(view, shown.message, shown.status, opened=view.path["name"])
 
 
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (

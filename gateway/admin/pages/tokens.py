@@ -13,13 +13,14 @@ import msgspec
 from aiohttp import web
 
 from gateway.admin.actions import accounts, tokens
+from gateway.admin.actions.action import refused
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.tokens import MadeToken, NewToken, Rotation, TokenList
 from gateway.admin.pages import accounts as account_pages
 from gateway.admin.pages import callers
-from gateway.admin.pages.accounts import account_in, check_sure, problem_of
+from gateway.admin.pages.accounts import account_in, check_sure
 from gateway.admin.pages.login import OWN, OWN_SCOPES
-from gateway.admin.pages.view import Page, View, body
+from gateway.admin.pages.view import Page, View, body, problem_of
 from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.text import names_in
 from gateway.store.accounts import AccountStatus
@@ -100,11 +101,9 @@ async def _attempt(view: View, action: str, work: Awaitable[object], done: str) 
 
 
 async def _refused(view: View, error: GatewayError, action: str) -> web.StreamResponse:
-    shown = problem_of(error)
-    if shown.status == 404 and view.user.account:  # its words are for operators
+    if view.user.account and refused(error).status == 404:  # its words are for operators
         raise _unknown()
-    if shown.status in (403, 404):
-        raise error
+    shown = problem_of(error)
     show = callers.show if view.user.account else account_pages.show
     return await show(view, shown.message, action, shown.status)
 

@@ -23,12 +23,12 @@ import msgspec
 from aiohttp import web
 from markupsafe import Markup
 
-from gateway.admin.actions.action import Scope
+from gateway.admin.actions.action import Scope, refused
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.times import local
 from gateway.admin.pages.login import User
 from gateway.base.amounts import MICROS, amount, parsed, with_amounts
-from gateway.base.errors import Refused
+from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.text import shown
 from gateway.config.schema import time_zone
 
@@ -253,6 +253,32 @@ def _label(name: str) -> str:
 
 
 Page = Callable[[View], Coroutine[Any, Any, web.StreamResponse]]
+
+
+def problem_of(error: GatewayError) -> Refused:
+    """Return an error as it is shown above a form. Raises those that no form can mend."""
+    shown = refused(error)
+    if isinstance(error, StoreAway) or shown.status in (403, 404):
+        raise error
+    return shown
+
+
+def attempt(
+    refuse: Callable[[View, Refused], Awaitable[web.Response]], home: Callable[[View], str]
+) -> Callable[[Callable[[View], Awaitable[str]]], Page]:
+    """Make a page of what does something and returns one of `DONE`: it goes home, or shows by `refuse` what was refused."""
+
+    def made(work: Callable[[View], Awaitable[str]]) -> Page:
+        async def page(view: View) -> web.StreamResponse:
+            try:
+                done = await work(view)
+            except GatewayError as error:
+                return await refuse(view, problem_of(error))
+            return view.go(home(view), done)
+
+        return page
+
+    return made
 
 
 class Assets:
