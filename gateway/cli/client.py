@@ -218,10 +218,9 @@ def run(
     from gateway.admin.actions.action import Actor
     from gateway.admin.actions.local import LocalClient
     from gateway.config.schema import load
-    from gateway.config.without_keys import load_without_keys
     from gateway.runtime.data_folder import usage_home
 
-    loaded = (load if keys else load_without_keys)(found(config))
+    loaded = load(found(config), keys=keys)
     if needs == "files":
         usage_home(loaded.config)
 

@@ -89,9 +89,9 @@ def configuration(path: Path | None) -> Config:
 
     The credentials of the channels are in it only if they are here: most commands need none.
     """
-    from gateway.config.without_keys import load_without_keys
+    from gateway.config.schema import load
 
-    return load_without_keys(found(path)).config
+    return load(found(path), keys=False).config
 
 
 @contextmanager

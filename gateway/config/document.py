@@ -41,6 +41,10 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 KeyPath = tuple[str | int, ...]
 """The keys and list indices that lead to a setting, from the top of the file."""
 
+KEYS: Final = (("api_key",), ("api_keys",))
+"""The settings of a channel that are credentials, as parts of key paths."""
+UNSET: Final = "unset"
+"""Stands for a credential where none is needed."""
 SHIPPED: Final = Path(__file__).parents[1] / "shipped"
 """The folder of the example files in an installed package."""
 IN_URL: Final = re.compile(r"(?<=[?&])(ssl_ca_certs|ssl_certfile|ssl_keyfile)=([^&]+)")
@@ -50,10 +54,20 @@ class Document:
     """The line of every key path in a file. `lines` holds them, counted from 1."""
 
     def __init__(
-        self, path: Path, raw: bytes = b"", secrets: Mapping[str, str] | None = None, folder: Path | None = None
+        self,
+        path: Path,
+        raw: bytes = b"",
+        secrets: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        *,
+        keys: bool = True,
     ) -> None:
-        """Take secrets from their files, or from `secrets` if they were read before. `folder`: base of the files' paths."""
+        """Take secrets from their files, or from `secrets` if they were read before. `folder`: base of the files' paths.
+
+        `keys`: whether credentials of channels are needed; without, `UNSET` stands for one that is not there.
+        """
         self.path = path
+        self._keys = keys
         self.folder = folder or folder_of(path)
         self.files = SecretFiles(folder or path.parent, secrets)
         self.raw = raw
@@ -90,17 +104,16 @@ class Document:
 
         def value_of(match: re.Match[str]) -> str:
             name = match[1]
-            if match[0][-1] == "}" and name.startswith(PREFIX):
-                try:
-                    value = self.files.get(name.removeprefix(PREFIX))
-                except ValueError as error:
-                    raise self.wrong(key_path, str(error)) from None
-            elif match[0][-1] != "}" or not NAME.fullmatch(name):
+            in_file = name.startswith(PREFIX)
+            if match[0][-1] != "}" or not (in_file or NAME.fullmatch(name)):
                 raise self.wrong(key_path, "write a variable as ${NAME}, of letters, digits and _, or as ${file:PATH}")
-            elif name not in environment:
-                raise self.wrong(key_path, f"the environment variable {name} is not set; export it or write a value")
-            else:
-                value = environment[name]
+            try:
+                value = self.files.get(name.removeprefix(PREFIX)) if in_file else environment[name]
+            except (KeyError, ValueError) as error:
+                if not self._keys and key_path[0] == "channels" and key_path[2:3] in KEYS:
+                    return UNSET
+                unset = f"the environment variable {name} is not set; export it or write a value"
+                raise self.wrong(key_path, str(error) if in_file else unset) from None
             if len(value) >= MIN_SECRET_LENGTH:
                 self._variables[value] = name
                 self._places.append((key_path, value))
@@ -127,13 +140,15 @@ def parse(
     environment: Mapping[str, str],
     secrets: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    *,
+    keys: bool = True,
 ) -> tuple[Any, Document]:
     """Return the data of a file as dicts, lists and scalars, and its lines. `secrets`: those of its files, if they are known;
-    `folder`: where the paths of these files start, if not beside it.
+    `folder`: where the paths of these files start, if not beside it; `keys`: as for `Document`.
 
     Raises `Misconfigured`, which names file, line and remedy.
     """
-    document = Document(path, raw, secrets, folder)
+    document = Document(path, raw, secrets, folder, keys=keys)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

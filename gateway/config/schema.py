@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, tzinfo
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -283,6 +284,8 @@ class Config(Section, frozen=True):
         return Path(self.data)
 
 
+COMPARED: Final = ("channels", "models", "aliases", "groups", "plugins", "time_zone", "currency", "session_headers")
+"""Settings that the gateways of a store should have alike."""
 SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}
 
 
@@ -300,14 +303,17 @@ def load(
     raw: bytes | None = None,
     secrets: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    keys: bool = True,
 ) -> Loaded:
     """Read a file, replace its variables and check it. Raises `Misconfigured`.
 
     `raw` and `secrets`: its bytes and the secrets of its files, where they were read before. `folder`: where its relative
-    paths start, if it is to replace a file there.
+    paths start, if it is to replace a file there. `keys`: without, no credential of a channel is needed, as by commands that call
+    no upstream.
     """
     raw = document.read(path) if raw is None else raw
-    data, parsed = document.parse(path, raw, os.environ if environment is None else environment, secrets, folder)
+    given = os.environ if environment is None else environment
+    data, parsed = document.parse(path, raw, given, secrets, folder, keys=keys)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
     make_absolute(folder or folder_of(path), data)
@@ -327,6 +333,15 @@ def load(
     config = convert(parsed, (), data, Config)
     _check_references(config, parsed)
     return Loaded(config, parsed)
+
+
+def digests(config: Config) -> dict[str, str]:
+    """Return a digest of each setting that the gateways of a store should have alike; of channels without their credentials."""
+    found = {name: msgspec.to_builtins(getattr(config, name), enc_hook=str) for name in COMPARED}
+    for channel in found["channels"].values():
+        del channel["api_key"], channel["api_keys"]
+    encoded = {name: msgspec.json.encode(value, order="deterministic") for name, value in found.items()}
+    return {name: sha256(each).hexdigest()[:16] for name, each in encoded.items()}
 
 
 def _check_references(config: Config, parsed: Document) -> None:

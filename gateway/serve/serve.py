@@ -28,8 +28,7 @@ from gateway.base.log import log
 from gateway.chain import loading
 from gateway.chain.services import Store
 from gateway.config.document import find
-from gateway.config.schema import Config, Loaded, load
-from gateway.config.without_keys import digests
+from gateway.config.schema import Config, Loaded, digests, load
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import logs, systemd, worker

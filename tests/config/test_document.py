@@ -11,10 +11,9 @@ import trustme
 
 from gateway.base.errors import Misconfigured
 from gateway.config import document
-from gateway.config.document import Document, find, parse, read, shipped
+from gateway.config.document import UNSET, Document, find, parse, read, shipped
 from gateway.config.schema import Config, load
 from gateway.config.secrets import MAX_BYTES, MAX_TOTAL, SecretFiles, paths_in
-from gateway.config.without_keys import UNSET, load_without_keys
 
 # An ambiguous file is refused, with file and line.
 REFUSED = {
@@ -352,7 +351,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_keys_that_are_not_set_are_not_needed_and_those_that_are_set_are_used(tmp_path: Path) -> None:
     file = written(tmp_path, CHANNELS)
-    channels = load_without_keys(file, {"HOST": "east.example", "SHARED": "given"}).config.channels
+    channels = load(file, {"HOST": "east.example", "SHARED": "given"}, keys=False).config.channels
     assert channels["east"].api_key == UNSET
     assert channels["west"].api_keys == (UNSET, "given")
 
@@ -360,11 +359,11 @@ def test_keys_that_are_not_set_are_not_needed_and_those_that_are_set_are_used(tm
 def test_a_file_of_a_key_is_not_needed_either_and_every_other_one_is(tmp_path: Path) -> None:
     text = "channels:\n  east: {base_url: https://east.example/v1, api_keys: ['${file:east}', '${file:west}']}\n"
     (tmp_path / "west").write_text("key-in-a-file\n")
-    channels = load_without_keys(written(tmp_path, text), {}).config.channels
+    channels = load(written(tmp_path, text), {}, keys=False).config.channels
     assert channels["east"].api_keys == (UNSET, "key-in-a-file")
     for other in ("redis: 'redis://:${file:east}@store:6379'\n", "redis: 'redis://:${file:else}@store:6379'\n"):
         with pytest.raises(Misconfigured, match=r"the file e(ast|lse) is missing"):
-            load_without_keys(written(tmp_path, text + other), {})
+            load(written(tmp_path, text + other), {}, keys=False)
 
 
 @pytest.mark.parametrize(
@@ -379,10 +378,10 @@ def test_every_other_variable_is_needed(tmp_path: Path, text: str, missing: str)
     given = {"HOST": "east.example", "SHARED": "x"}
     given.pop(missing, None)
     with pytest.raises(Misconfigured, match=f"the environment variable {missing} is not set"):
-        load_without_keys(written(tmp_path, text), given)
+        load(written(tmp_path, text), given, keys=False)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n", "channels: 5\n", "channels: {east: 7}\n", "\x00"])
 def test_a_file_that_cannot_be_read_is_refused_as_ever(tmp_path: Path, text: str) -> None:
     with pytest.raises(Misconfigured, match=r"gateway\.yaml:\d"):
-        load_without_keys(written(tmp_path, text), {})
+        load(written(tmp_path, text), {}, keys=False)

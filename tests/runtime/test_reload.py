@@ -18,8 +18,7 @@ import pytest
 from gateway import Exchange, Plugin, Reply
 from gateway.base.errors import GatewayError
 from gateway.config.document import MAX_FILE_BYTES
-from gateway.config.schema import Config, Loaded, Port, load
-from gateway.config.without_keys import digests
+from gateway.config.schema import Config, Loaded, Port, digests, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigReport, ConfigTest
 from gateway.runtime.handover import MAX_REASON, Handover, Offer, RefusedReload
