@@ -245,11 +245,13 @@ async def move(at: At) -> None:
     """
     from gateway.serve.serve import InstanceLock
     from gateway.usage.database import UsageFiles
+    from gateway.usage.home import postgres
     from gateway.usage.move import move
 
     if not at.config.usage.database:
         raise refuse('the configuration has no `usage: {database: "postgresql://..."}`: set it first')
-    home, membership, lock = at.local.usage_home, _membership(at), InstanceLock(at.config.data_path)
+    home = postgres(at.config.usage.database, at.local.usage_home.folder)
+    membership, lock = _membership(at), InstanceLock(at.config.data_path)
     try:
         await membership.other_database()  # raises where the files of another gateway are the log
         with progress() as show:

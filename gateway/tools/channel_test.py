@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
+from yarl import URL
 
 from gateway.base.errors import GatewayError
 from gateway.chat import upstream_errors
@@ -108,7 +109,7 @@ async def list_models(channel: Channel) -> list[UpstreamModel]:
 
 
 @asynccontextmanager
-async def _asked(channel: Channel, method: str, address: str, **given: Any) -> AsyncIterator[ClientResponse]:
+async def _asked(channel: Channel, method: str, address: URL | str, **given: Any) -> AsyncIterator[ClientResponse]:
     """Send a request with the channel's own proxy, authorities and time limits."""
     connect_s = channel.timers.connect
     timeout = ClientTimeout(connect=connect_s, total=connect_s + channel.timers.first_byte)

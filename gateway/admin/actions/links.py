@@ -157,7 +157,9 @@ def address_of(config: Config, *, portal: bool = False) -> str | None:
     file = elsewhere(config, "portal" if portal else "admin")
     if file.exists():
         return file.read_text(encoding="ascii")
-    return config.admin if not portal else config.portal and config.portal.listen
+    if not portal:
+        return config.admin
+    return None if config.portal is None else config.portal.listen
 
 
 def token_of(config: Config, *, create: bool = True) -> str:
