@@ -94,18 +94,13 @@ class ContentLog(Plugin):
 
     def on_response(self, exchange: Exchange) -> None:
         """Take an answer that is not streamed."""
-        content = exchange.get(Content)
-        if content is not None and exchange.answer is not None:
-            whole = msgspec.json.encode(exchange.answer)
-            if len(whole) <= self.max_bytes:
-                content.whole, content.size = whole, len(whole)
+        if (content := exchange.get(Content)) is not None and exchange.answer is not None:
+            content.take_whole(msgspec.json.encode(exchange.answer), self.max_bytes)
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Take the answer, as far as it is kept."""
-        content = exchange.get(Content)
-        if content is not None and content.size < self.max_bytes:
-            content.events.append(chunk)
-            content.size += len(chunk)
+        if (content := exchange.get(Content)) is not None:
+            content.take(chunk, self.max_bytes)
 
     async def on_end(self, exchange: Exchange) -> None:
         """Put what was taken where it waits to be written."""
@@ -131,16 +126,27 @@ class ContentLog(Plugin):
 
 
 class Content(msgspec.Struct):
-    """What one request asked and was answered, until its line is written. `about`: who asked, and how it ended.
+    """What one request asked and was answered. `about`: who asked, and how it ended.
 
-    `events`: of a stream. `whole`: an answer that is not streamed.
+    `events`: of a stream. `whole`: an answer that is not streamed. What was too large is empty.
     """
 
-    messages: bytes
+    messages: bytes = b""
     events: list[bytes] = []
     whole: bytes = b""
     size: int = 0
     about: dict[str, object] = {}
+
+    def take(self, chunk: bytes, most: int) -> None:
+        """Take a chunk of a stream, until there are `most` bytes."""
+        if self.size < most:
+            self.events.append(chunk)
+            self.size += len(chunk)
+
+    def take_whole(self, answer: bytes, most: int) -> None:
+        """Take an answer that is not streamed, of `most` bytes at most."""
+        if len(answer) <= most:
+            self.whole, self.size = answer, len(answer)
 
 
 class _Function(msgspec.Struct):

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway import Caller, Exchange, Operation, Plugin, Services, Trace, matches
-from plugins.content_log import Said, said
+from plugins.content_log import Content, Said, said
 
 EXPORT_S: Final = 2.0
 """How long the export of one batch may take."""
@@ -168,7 +168,8 @@ class OtelContent(Plugin):
             top = (await exchange.body()).top
             messages, tools = bytes(top["messages"]), bytes(top.get("tools", b""))
             exchange[SpanContent] = SpanContent(
-                messages if len(messages) <= self.max_bytes else b"", tools if len(tools) <= self.max_bytes else b""
+                messages if len(messages) <= self.max_bytes else b"",
+                tools=tools if len(tools) <= self.max_bytes else b"",
             )
 
     async def explain(self, exchange: Exchange) -> str:
@@ -177,27 +178,19 @@ class OtelContent(Plugin):
 
     def on_response(self, exchange: Exchange) -> None:
         """Take an answer that is not streamed."""
-        content = exchange.get(SpanContent)
-        if content is not None and exchange.answer is not None:
-            whole = msgspec.json.encode(exchange.answer)
-            content.whole = whole if len(whole) <= self.max_bytes else b""
+        if (content := exchange.get(SpanContent)) is not None and exchange.answer is not None:
+            content.take_whole(msgspec.json.encode(exchange.answer), self.max_bytes)
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Take the answer, as far as it is kept."""
-        content = exchange.get(SpanContent)
-        if content is not None and content.size < self.max_bytes:
-            content.events.append(chunk)
-            content.size += len(chunk)
+        if (content := exchange.get(SpanContent)) is not None:
+            content.take(chunk, self.max_bytes)
 
 
-class SpanContent(msgspec.Struct):
-    """A fact: the content of a request whose trace is sent. What was too large is empty."""
+class SpanContent(Content):
+    """A fact: the content of a request whose trace is sent."""
 
-    messages: bytes = b""
     tools: bytes = b""
-    events: list[bytes] = []
-    whole: bytes = b""
-    size: int = 0
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of the span."""

@@ -243,7 +243,7 @@ async def move(at: At) -> None:
 
     Example: `gateway usage move`
     """
-    from gateway.serve.serve import InstanceLock
+    from gateway.serve.serve import instance_lock
     from gateway.usage.database import UsageFiles
     from gateway.usage.home import postgres
     from gateway.usage.move import move
@@ -251,8 +251,8 @@ async def move(at: At) -> None:
     if not at.config.usage.database:
         raise refuse('the configuration has no `usage: {database: "postgresql://..."}`: set it first')
     home = postgres(at.config.usage.database, at.local.usage_home.folder)
-    membership, lock = _membership(at), InstanceLock(at.config.data_path)
-    try:
+    membership = _membership(at)
+    with instance_lock(at.config.data_path):
         await membership.other_database()  # raises where the files of another gateway are the log
         with progress() as show:
             found = await asyncio.to_thread(
@@ -260,8 +260,6 @@ async def move(at: At) -> None:
             )
         async with noted(at.local.store, "usage.move", months=", ".join(found)):
             await membership.take()
-    finally:
-        lock.release()
     print_table(
         ("month", "requests", "ended"), [(month, *counts) for month, counts in found.items()], empty="No files."
     )

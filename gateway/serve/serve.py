@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -71,19 +71,16 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     began = time.monotonic()
     logs.configure()
     loaded = load(find(path))
-    instance_lock = InstanceLock(data_folder(loaded.config))
-    loaded = demo.with_free_ports(loaded)
-    with ConfigTest(loaded) as test:
-        report = test.wait()
-    loading.import_plugins(loaded)
-    for warning in report.warnings:
-        typer.echo(f"warning: {warning}", err=True)
-    if report.exposure is not None and (below := report.exposure.warning):
-        typer.echo(f"warning: {below}", err=True)
-    try:
+    with instance_lock(data_folder(loaded.config)):
+        loaded = demo.with_free_ports(loaded)
+        with ConfigTest(loaded) as test:
+            report = test.wait()
+        loading.import_plugins(loaded)
+        for warning in report.warnings:
+            typer.echo(f"warning: {warning}", err=True)
+        if report.exposure is not None and (below := report.exposure.warning):
+            typer.echo(f"warning: {below}", err=True)
         ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
-    finally:
-        instance_lock.release()
 
 
 class ParentProcess:
@@ -294,33 +291,33 @@ def _base_url(config: Config, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-class InstanceLock:
-    """A lock of this process on the data folder. Its children do not inherit it, and it ends with the process."""
+@contextlib.contextmanager
+def instance_lock(folder: Path) -> Iterator[None]:
+    """Have a lock of this process on the data folder. Its children do not inherit it, and it ends with the process.
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock. Raises `GatewayError` where a gateway has it, and `Misconfigured` where the file cannot be used."""
-        path = folder / NAME
+    Raises `GatewayError` where a gateway has it, and `Misconfigured` where the file cannot be used. The file stays.
+    """
+    path = folder / NAME
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise cannot_use(f"data: cannot use {path}", error) from None
+    try:
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise cannot_use(f"data: cannot use {path}", error) from None
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.read(self._file, 200).decode(errors="replace").strip()
-            os.close(self._file)
+            holder = os.read(file, 200).decode(errors="replace").strip()
             raise GatewayError(
                 f"data: this very gateway already runs ({holder or 'just started'}) with {folder}: stop it, or give each its own "
                 "`data:`"
             ) from None
         since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
         with contextlib.suppress(OSError):  # a full disk
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"pid {os.getpid()}, since {since}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Release the lock. The file stays."""
-        os.close(self._file)
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"pid {os.getpid()}, since {since}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)
 
 
 class SinkWatch:

@@ -24,7 +24,7 @@ from gateway.config.schema import load
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime.handover import Handover, Offer
 from gateway.serve import alert_sender
-from gateway.serve.serve import NAME, InstanceLock, SinkWatch
+from gateway.serve.serve import NAME, SinkWatch, instance_lock
 from gateway.store.client.client import Client
 from gateway.usage import completeness
 from tests.alerts.receiver import NEVER, OK, SECRET, receiving
@@ -169,7 +169,7 @@ def test_a_sink_that_hangs_is_logged_and_then_killed(tmp_path: Path, monkeypatch
     assert pass_s(1, turns=False) == []
 
 
-SECOND = "import sys, pathlib; from gateway.serve.serve import InstanceLock; InstanceLock(pathlib.Path(sys.argv[1]))"
+SECOND = "import sys, pathlib\nfrom gateway.serve.serve import instance_lock\nwith instance_lock(pathlib.Path(sys.argv[1])): pass"
 
 
 def second(folder: Path) -> str:
@@ -181,20 +181,22 @@ def second(folder: Path) -> str:
 
 
 def test_a_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
-    claim = InstanceLock(tmp_path)
-    if os.fork() == 0:  # a child does not hold the lock, nor release it when it ends
-        os._exit(0)
-    os.wait()
-    said = second(tmp_path)
-    assert f"data: this very gateway already runs (pid {os.getpid()}, since 20" in said
-    assert f"with {tmp_path}: stop it" in said
-    claim.release()
+    with instance_lock(tmp_path):
+        if os.fork() == 0:  # a child does not hold the lock, nor release it when it ends
+            os._exit(0)
+        os.wait()
+        said = second(tmp_path)
+        assert f"data: this very gateway already runs (pid {os.getpid()}, since 20" in said
+        assert f"with {tmp_path}: stop it" in said
     assert second(tmp_path) == ""
     assert (tmp_path / NAME).exists()
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
-    with pytest.raises(GatewayError, match=f"data: cannot use {tmp_path}/{NAME}: Is a directory") as refused:
-        InstanceLock(tmp_path)
+    with (
+        pytest.raises(GatewayError, match=f"data: cannot use {tmp_path}/{NAME}: Is a directory") as refused,
+        instance_lock(tmp_path),
+    ):
+        pass
     assert isinstance(refused.value, Misconfigured)
