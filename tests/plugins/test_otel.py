@@ -421,7 +421,8 @@ def test_an_answer_is_one_message_for_each_choice_streamed_or_not() -> None:
 
 def test_what_cannot_be_read_is_left_out() -> None:
     assert SpanContent().attributes() == {}
-    assert SpanContent(b'[{"role":"user","content":1e999}]', b"7", [b"data: {", b": x\n\n"]).attributes() == {}
+    content = SpanContent(b'[{"role":"user","content":1e999}]', [b"data: {", b": x\n\n"], tools=b"7")
+    assert content.attributes() == {}
 
 
 async def test_it_is_in_the_span_of_the_upstream_that_answered(store_url: str, client: Client, tmp_path: Path) -> None:
