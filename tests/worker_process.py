@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway import Body, Exchange, Plan, PlanPart, Plugin, Reply
 from gateway.config.schema import load
 from gateway.runtime import logs, worker
+from gateway.runtime.handover import Handover
 from gateway.runtime.process import run_until_terminated
 
 
@@ -37,6 +38,8 @@ if __name__ == "__main__":
     listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
     listener.setblocking(False)
     run_until_terminated(
-        lambda stop: worker.serve(loaded, loaded.config.redis, listener, lambda: print("ready", flush=True), stop),
+        lambda stop: worker.serve(
+            loaded, loaded.config.redis, listener, lambda: print("ready", flush=True), stop, Handover(1)
+        ),
         worker.new_loop(),
     )

@@ -28,7 +28,7 @@ from gateway.chain.chain import STOP_LIMIT_S, Chain
 from gateway.chain.entry import error_text
 from gateway.chain.services import Services, services_of
 from gateway.config.schema import SECTIONS, AlertSettings, Config, Loaded, load
-from gateway.runtime.handover import Handover
+from gateway.runtime.handover import Handover, Offer
 from gateway.runtime.process import BackgroundTask
 from gateway.server.gateway import Gateway
 
@@ -49,9 +49,9 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Reloader(BackgroundTask):
-    """The task that reloads the configuration of one worker: from the parent's offers, or without a parent from the file."""
+    """The task that reloads the configuration of one worker, from the parent's offers. `path`: of the file, for errors."""
 
-    def __init__(self, gateway: Gateway, path: Path, handover: Handover | None = None, worker: int = 0) -> None:
+    def __init__(self, gateway: Gateway, path: Path, handover: Handover, worker: int = 0) -> None:
         self._gateway = gateway
         self._path = path
         self._handover = handover
@@ -68,43 +68,34 @@ class Reloader(BackgroundTask):
             await asyncio.wait(self._retiring, timeout=STOP_LIMIT_S)
 
     def schedule(self) -> None:
-        """Ask for a look at the file soon. Several calls before the look count as one."""
+        """Ask for a look at the offer soon. Several calls before the look count as one."""
         self._due.set()
 
-    async def run_once(self) -> bool:
-        """Reload the file now and return whether it succeeded. Log the fault of a wrong file."""
-        prepared = await self._prepare(None, None, self._gateway.chain.generation + 1)
-        if prepared is not None:
-            self._swap(prepared)
-        return prepared is not None
-
-    async def follow(self, handover: Handover) -> None:
+    async def follow(self) -> None:
         """Follow the parent's offer: start a chain from it and answer, exchange the chains, or drop the new one."""
-        offer = handover.read()
+        offer = self._handover.read()
         if offer is None:
             return
         if offer.phase == "offered" and self._answered != offer.number:
             await self._discard()
-            self._prepared = await self._prepare(offer.raw, offer.secrets, offer.generation, offer.number)
+            self._prepared = await self._prepare(offer)
             self._answered = offer.number
-            handover.answer(self._worker, offer.number, self._prepared is not None)
+            self._handover.answer(self._worker, offer.number, self._prepared is not None)
         elif offer.phase == "adopted" and self._gateway.chain.generation < offer.generation:
             if self._prepared is None or self._prepared.offer != offer.number:
                 await self._discard()
-                self._prepared = await self._prepare(offer.raw, offer.secrets, offer.generation, offer.number)
+                self._prepared = await self._prepare(offer)
             prepared, self._prepared = self._prepared, None
             if prepared is not None:
                 self._swap(prepared)
         elif offer.phase == "withdrawn":
             await self._discard()
 
-    async def _prepare(
-        self, raw: bytes | None, secrets: dict[str, str] | None, generation: int, offer: int = 0
-    ) -> Prepared | None:
+    async def _prepare(self, offer: Offer) -> Prepared | None:
         """Return a started chain, or None where the file does not allow it, which is logged."""
         try:
-            loaded = load(self._path, raw=raw, secrets=secrets)
-            chain = loading.build(loaded, generation=generation)
+            loaded = load(self._path, raw=offer.raw, secrets=offer.secrets)
+            chain = loading.build(loaded, generation=offer.generation)
             services = services_of(loaded.config, self._gateway.services.store, self._gateway.runner.metrics.own)
             await chain.start(services)
         except Exception as error:
@@ -113,7 +104,7 @@ class Reloader(BackgroundTask):
             self._gateway.runner.metrics.set("last_reload_success", 0)
             return None
         config = loaded.config
-        return Prepared(chain, services, config.alerts, config.port.trusted_proxies, offer)
+        return Prepared(chain, services, config.alerts, config.port.trusted_proxies, offer.number)
 
     def _swap(self, prepared: Prepared) -> None:
         old = self._gateway.swap(prepared.chain, prepared.services)
@@ -143,10 +134,7 @@ class Reloader(BackgroundTask):
             await self._due.wait()
             self._due.clear()
             try:
-                if self._handover is None:
-                    await self.run_once()
-                else:
-                    await self.follow(self._handover)
+                await self.follow()
             except Exception:
                 log.exception("reload_failed", generation=self._gateway.chain.generation)
 

@@ -86,15 +86,15 @@ async def serve(
     listener: socket.socket,
     listening: Callable[[], None],
     stop: asyncio.Event,
+    handover: Handover,
+    number: int = 0,
     generation: int = 1,
     shared: SharedNumbers | None = None,
-    handover: Handover | None = None,
-    number: int = 0,
     certificate: Certificate | None = None,
 ) -> None:
     """Serve on `listener` until `stop` is set, and call `listening` once requests are accepted.
 
-    On SIGHUP it takes up what the parent offers to the worker of this `number`, counted from 0, or without a parent the file.
+    On SIGHUP it takes up what the parent offers to the worker of this `number`, counted from 0.
     `certificate`: the parent's, which has the last good pair; without a parent the files are read.
     """
     async with (
@@ -106,8 +106,7 @@ async def serve(
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.schedule)
         asyncio.get_running_loop().add_signal_handler(CUT, gateway.cut.set)
-        if handover is not None:
-            reloader.schedule()  # an offer may have been made before
+        reloader.schedule()  # an offer may have been made before
         await gateway.listen(listener, tls)
         listening()
         gc.freeze()  # what was made until here stays until the end: the collector need not look at it

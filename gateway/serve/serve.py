@@ -179,7 +179,7 @@ class ParentProcess:
                 other.close()
             active, numbers = self._active, self._numbers[f"worker {index + 1}"]
             self._handover.answer(index, 0, False)
-            own = active.generation, numbers, self._handover, index, self._certificate
+            own = self._handover, index, active.generation, numbers, self._certificate
             listener, url = self._listeners[index], self._store_url
             run_until_terminated(
                 lambda stop: worker.serve(active.loaded, url, listener, ready, stop, *own), worker.new_loop()

@@ -27,13 +27,13 @@ from gateway.operations.operation import SERVED, Operation
 from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, AIOHTTP_CONNECTOR, Endpoint, UpstreamPool
 from gateway.proxy.scheduler import Turns
 from gateway.proxy.upstream import IdleConnection, UpstreamConnection, take
-from gateway.runtime.reload import Reloader
 from gateway.store.channels import CredentialStates
 from gateway.store.circuit_breaker import ChannelBreaker
 from gateway.store.client.client import Client
 from gateway.testing import running
 from plugins.anthropic import Messages
 from tests.patience import PATIENCE_S, wait_until
+from tests.runtime.test_reload import FileReloader
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
@@ -54,7 +54,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def reload(reloader: Reloader) -> None:
+async def reload(reloader: FileReloader) -> None:
     """Reload, and wait until the old chain is stopped and what it used is freed."""
     assert await reloader.run_once()
     await wait_until(lambda: not reloader._retiring)
@@ -72,7 +72,7 @@ async def test_a_rotated_ca_file_is_taken_up_by_a_reload(
         yaml = configuration(upstream.base_url, channel=f", ca_file: {trusted}")
         async with (
             running(yaml, tmp_path, store_url) as gateway,
-            Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader,
+            FileReloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader,
         ):
             token = await gateway.token()
             assert (await ask(gateway.port, chat(token))).status == 502
@@ -155,7 +155,7 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
             file.write_text(text)
             return text
 
-        async with running(write(0), tmp_path, store_url) as gateway, Reloader(gateway.gateway, file) as reloader:
+        async with running(write(0), tmp_path, store_url) as gateway, FileReloader(gateway.gateway, file) as reloader:
             token = await gateway.token()
 
             async def measure() -> tuple[Counter[str], int, int, int, int]:

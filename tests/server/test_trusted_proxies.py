@@ -14,10 +14,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.base.addresses import address_of
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime.reload import Reloader
 from gateway.server.trusted_proxies import MOST_PROXIES, TrustedProxies
 from gateway.store.client.client import Client
 from gateway.testing import Running, configuration, running
+from tests.runtime.test_reload import FileReloader
 from tests.whole.raw import Answer, get, read_answer
 
 PROXIES = ("10.0.0.2", "10.0.1.0/24", "2001:db8:1::/64", "fe80::/10", "::ffff:172.16.0.0/108")
@@ -139,7 +139,7 @@ async def test_the_addresses_of_a_token_are_those_of_callers_once_their_proxy_is
             token = await restricted(gateway)
             refused = await models(gateway, token, "192.0.2.7")
             assert (refused.status, refused.error["code"]) == (403, "token_restricted")
-            async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
+            async with FileReloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
                 (tmp_path / "gateway.yaml").write_text(behind)
                 assert await reloader.run_once()
                 assert (await models(gateway, token, "192.0.2.7")).status == 200

@@ -49,9 +49,7 @@ def test_the_first_use_generates_it_and_the_next_reads_it(tmp_path: Path) -> Non
 
 
 def test_two_folders_have_different_peppers(tmp_path: Path) -> None:
-    make_pepper(tmp_path / "a")
-    make_pepper(tmp_path / "b")
-    assert PepperSource(tmp_path / "a")() != PepperSource(tmp_path / "b")()
+    assert made(tmp_path / "a") != made(tmp_path / "b")
 
 
 def made(data: Path) -> bytes:

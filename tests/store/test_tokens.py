@@ -304,9 +304,7 @@ async def test_a_cancelled_call_leaves_no_reply_to_the_next(tokens: Tokens) -> N
 DAY_S = 86_400
 
 
-async def test_the_new_token_has_the_settings_of_the_old_one_which_ends_with_the_overlap(
-    tokens: Tokens,
-) -> None:
+async def test_the_new_token_has_the_settings_of_the_old_one_which_ends_with_the_overlap(tokens: Tokens) -> None:
     later = int(time.time()) + 30 * DAY_S
     old = await tokens.create(
         "alice",

@@ -16,10 +16,10 @@ import pytest
 
 from gateway import AccountLimits, Budgets
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime.reload import Reloader
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.runtime.test_reload import FileReloader
 from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
 
@@ -157,7 +157,7 @@ async def test_a_group_gives_each_of_its_accounts_its_budgets_and_limits(
         file = tmp_path / "gateway.yaml"
         trial["budgets"] = {"requests": 4}
         file.write_text(yaml(upstream.base_url, {"trial": trial}))
-        async with Reloader(gateway.gateway, file) as reloader:
+        async with FileReloader(gateway.gateway, file) as reloader:
             assert await reloader.run_once()
             assert (await send(gateway, alice)).status == 200, "a reload takes up the group's budget"
             assert (await send(gateway, bob)).status == 429, "and the account's own is as it was, as is its rate"

@@ -17,10 +17,11 @@ from gateway.config.model import Model, Serving
 from gateway.config.schema import Config, Demo, PluginEntry, Tls, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigTest
-from gateway.runtime.reload import RELOADABLE, Reloader
+from gateway.runtime.reload import RELOADABLE
 from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.patience import PATIENCE_S
+from tests.runtime.test_reload import FileReloader
 from tests.whole.raw import ask, chat
 
 LARGE: Final = "9" * 15
@@ -204,7 +205,7 @@ async def test_any_value_of_a_reloadable_setting_is_refused_or_serves(
     taken_up = refused = 0
     async with running(good, tmp_path, store_url) as gateway:
         token = await gateway.token()
-        async with Reloader(gateway.gateway, file) as reloader:
+        async with FileReloader(gateway.gateway, file) as reloader:
             for number, (place, value) in enumerate(cases()):
                 if place[0] not in RELOADABLE:
                     continue

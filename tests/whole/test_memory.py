@@ -20,7 +20,6 @@ from gateway.domain.exchange import Exchange
 from gateway.fake_upstream import FakeUpstream
 from gateway.proxy.relay import Relay
 from gateway.proxy.upstream import UpstreamConnection
-from gateway.runtime.reload import Reloader
 from gateway.server.body import BodyShare, IncomingBody
 from gateway.server.head import ParsedRequest
 from gateway.server.listener import SEND_BUFFER
@@ -28,6 +27,7 @@ from gateway.server.protocol import ServerProtocol
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, wait_until
+from tests.runtime.test_reload import FileReloader
 from tests.whole.conftest import Serve
 from tests.whole.raw import ask, chat, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Scripted, chunk
@@ -400,7 +400,7 @@ async def test_reloads_with_other_channels_credentials_and_authorities_leave_no_
     async with (
         Scripted(GOOD, tls=context(certificates)) as upstream,
         running(numbered(0, upstream.base_url, authorities), tmp_path, store_url) as gateway,
-        Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader,
+        FileReloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader,
     ):
         token = await gateway.token()
 
@@ -429,7 +429,7 @@ def grown(before: Counter[str]) -> dict[str, int]:
     return {name: more for name, more in (counted() - before).items() if more >= ROUNDS / 2}
 
 
-async def settled(gateway: Running, reloader: Reloader) -> None:
+async def settled(gateway: Running, reloader: FileReloader) -> None:
     """Wait until the chains before are stopped."""
     await wait_until(lambda: not reloader._retiring and gateway.gateway.runner.open == 0)
     await asyncio.sleep(0)

@@ -18,7 +18,6 @@ from gateway.chain.loading import build
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime.reload import Reloader
 from gateway.store.client.client import Client
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
@@ -28,6 +27,7 @@ from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.usage_logger import UsageLogger
 from tests.fuzz import plans
+from tests.runtime.test_reload import FileReloader
 from tests.whole import raw
 from tests.whole.test_revocation_early import charge_of
 
@@ -217,7 +217,7 @@ async def test_a_reload_changes_price_and_models_of_the_next_request(
 ) -> None:
     token, hooks = await gateway.token(), counted_hooks(monkeypatch)
     charges = []
-    async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
+    async with FileReloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
         for price in (1, 5):
             (tmp_path / "gateway.yaml").write_text(document(upstream.base_url, price=price))
             assert load(tmp_path / "gateway.yaml").config.models
