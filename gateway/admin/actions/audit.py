@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -11,14 +10,11 @@ import msgspec
 from gateway.admin.actions.action import DEFAULT_PAGE, LongLimit, Page, Scope, action
 from gateway.admin.actions.audit_log import CALLERS, OPERATORS, PARTS, AuditLog, StoredLine
 from gateway.admin.actions.local import LocalClient
+from gateway.base.ids import utc
 
 READ_AT_ONCE: Final = 500
 MOST_READ: Final = 20_000
 """Lines of the log that are searched for one page."""
-MOST_LATER: Final = 4_000
-"""Lines after a write that are searched for its second one."""
-LONGEST_MS: Final = 600_000
-"""Where the second line of a write is looked for: no action takes longer."""
 _PARTS: Final = {None: PARTS, "operators": (OPERATORS,), "callers": (CALLERS,)}
 
 Text = Annotated[str, msgspec.Meta(max_length=200)]
@@ -72,9 +68,9 @@ class AuditEntry(msgspec.Struct, frozen=True):
 async def list_(client: LocalClient, query: AuditLines) -> Page[AuditEntry]:
     """List who changed what, newest first: one entry for each write, also one that was refused or did not end.
 
-    The log has the last 100,000 lines, of 128 MiB at most; a write has two. What callers changed at their own pages is kept apart,
-    in as many lines, so that it takes no room from the others. A page may have fewer entries than were asked for, or none, where a
-    filter selects few: `has_more` says whether to go on.
+    The log has the last 100,000 writes, in 128 MiB at most. What callers changed at their own pages is kept apart, in as many
+    lines, so that it takes no room from the others. A page may have fewer entries than were asked for, or none, where a filter
+    selects few: `has_more` says whether to go on.
     """
     log = AuditLog(client.store.client, _PARTS[query.by])
     found: list[AuditEntry] = []
@@ -82,10 +78,7 @@ async def list_(client: LocalClient, query: AuditLines) -> Page[AuditEntry]:
     while read < MOST_READ:
         lines = await log.before(place, READ_AT_ONCE)
         read += len(lines)
-        begun = [line for line in lines if "operation" in line.fields and line.at_ms >= query.since * 1000]
-        begun = [line for line in begun if _may_be_selected(query, line)]
-        ends = await _ends(log, begun, lines)
-        found += [entry for entry in (_entry(line, ends.get(line.id)) for line in begun) if _is_selected(query, entry)]
+        found += filter(partial(_is_selected, query), (_entry(line) for line in lines if _may_be_selected(query, line)))
         if len(found) > query.limit:
             return Page(found[: query.limit], True, found[query.limit - 1].id)
         if len(lines) < READ_AT_ONCE or lines[-1].at_ms < query.since * 1000:
@@ -94,34 +87,9 @@ async def list_(client: LocalClient, query: AuditLines) -> Page[AuditEntry]:
     return Page(found, True, place)
 
 
-async def _ends(log: AuditLog, begun: list[StoredLine], known: Iterable[StoredLine]) -> dict[str, StoredLine]:
-    """Return the second lines of writes by the ids of the first. `known`: lines in which some of them may be."""
-    ends: dict[str, StoredLine] = {}
-    wanted = {line.id for line in begun}
-
-    def note(lines: Iterable[StoredLine]) -> None:
-        for line in lines:
-            first = (line.fields.get("done") or line.fields.get("refused") or b"").decode()
-            if first in wanted:
-                ends[first] = line
-
-    note(known)
-    missing = [line for line in begun if line.id not in ends]
-    if not missing:
-        return ends
-    place, last_ms = missing[-1].id, missing[0].at_ms + LONGEST_MS
-    for _ in range(MOST_LATER // READ_AT_ONCE):
-        lines = await log.after(place, READ_AT_ONCE)
-        note(lines)
-        if len(ends) == len(wanted) or len(lines) < READ_AT_ONCE or lines[-1].at_ms > last_ms:
-            break
-        place = lines[-1].id
-    return ends
-
-
 def _may_be_selected(query: AuditLines, line: StoredLine) -> bool:
-    """Return whether the first line of a write does not exclude it."""
-    if not _text(line, "actor").startswith(query.actor):
+    """Return whether the texts of a line do not exclude it."""
+    if line.at_ms < query.since * 1000 or not _text(line, "actor").startswith(query.actor):
         return False
     name = _text(line, "operation")
     return not query.operation or name == query.operation or name.startswith(f"{query.operation}.")
@@ -134,20 +102,17 @@ def _is_selected(query: AuditLines, entry: AuditEntry) -> bool:
     return isinstance(made, str) and made == query.target
 
 
-def _entry(begun: StoredLine, end: StoredLine | None) -> AuditEntry:
-    fields = {} if end is None else end.fields
+def _entry(line: StoredLine) -> AuditEntry:
+    at_ms = int(line.fields.get("at", line.at_ms))
     return AuditEntry(
-        id=begun.id,
-        at=datetime.fromtimestamp(begun.at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        actor=_text(begun, "actor"),
-        operation=_text(begun, "operation"),
-        target=_text(begun, "target"),
-        outcome="unfinished" if end is None else "done" if "done" in fields else "refused",
-        code=fields["code"].decode() if "code" in fields else None,
-        path=_decoded(begun.fields.get("path")),
-        body=_decoded(begun.fields.get("body")),
-        before=_decoded(fields.get("before")),
-        after=_decoded(fields.get("after")),
+        id=line.id,
+        at=utc(at_ms),
+        actor=_text(line, "actor"),
+        operation=_text(line, "operation"),
+        target=_text(line, "target"),
+        outcome=_text(line, "outcome") or "unfinished",  # type: ignore[arg-type]
+        code=_text(line, "code") or None,
+        **{name: _decoded(line.fields.get(name)) for name in ("path", "body", "before", "after")},
     )
 
 

@@ -1,7 +1,7 @@
 """The audit log: who changed what, when, with the state before and after.
 
-A write has two lines. The first is there before anything is changed, so that no change is without one; the second says that it
-was done, or refused. Where the second is missing, the process or the store ended meanwhile: the first one says what was asked for.
+A write has a line before anything is changed, so that no change is without one. Another takes its place, which says that it was
+done, or refused. Where that did not come, the process or the store ended meanwhile: the first one says what was asked for.
 
 The lines are in streams of the store, which all gateways share. Each is bounded in lines and in bytes. The changes that callers
 make at their own pages have a stream of their own, so that no caller can push out the lines of operators. No two lines of both
@@ -75,27 +75,19 @@ class AuditLog:
         self._client = client
         self._parts = tuple(parts)
 
-    async def add(self, part: LogPart, *fields: Argument) -> str:
-        """Add a line and return its id. `fields`: names and values in turn."""
+    async def add(self, part: LogPart, *fields: Argument, replaces: str = "") -> str:
+        """Add a line and return its id. `fields`: names and values in turn. `replaces`: the id of the line before, if any."""
         limits = (MAX_LINES, MAX_BYTES, part.first)
-        reply = await self._client.run(_ADD, [part.lines, part.bytes], [*limits, *fields])
+        reply = await self._client.run(_ADD, [part.lines, part.bytes], [*limits, replaces, *fields])
         return bytes(reply).decode()
 
     async def before(self, line: str, count: int) -> list[StoredLine]:
         """Return the lines before the one of this id, newest first; of the newest where the id is empty."""
-        found = await self._read("XREVRANGE", f"({line}" if line else "+", "-", count)
-        return sorted(found, key=lambda each: each.place, reverse=True)[:count]
-
-    async def after(self, line: str, count: int) -> list[StoredLine]:
-        """Return the lines after the one of this id, oldest first."""
-        found = await self._read("XRANGE", f"({line}", "+", count)
-        return sorted(found, key=lambda each: each.place)[:count]
-
-    async def _read(self, command: str, first: str, last: str, count: int) -> list[StoredLine]:
         found: list[StoredLine] = []
         for part in self._parts:
-            found += _lines(await self._client.call(command, part.lines, first, last, "COUNT", count))
-        return found
+            terms = (part.lines, f"({line}" if line else "+", "-", "COUNT", count)
+            found += _lines(await self._client.call("XREVRANGE", *terms))
+        return sorted(found, key=lambda each: each.place, reverse=True)[:count]
 
 
 def _lines(reply: list[tuple[bytes, Mapping[bytes, bytes] | list[bytes]]] | None) -> list[StoredLine]:
@@ -104,33 +96,6 @@ def _lines(reply: list[tuple[bytes, Mapping[bytes, bytes] | list[bytes]]] | None
         pairs = fields.items() if isinstance(fields, Mapping) else zip(fields[::2], fields[1::2], strict=True)
         lines.append(StoredLine(line.decode(), {name.decode(): value for name, value in pairs}))
     return lines
-
-
-class AuditWriter:
-    """The writing end of a part of the audit log of a store."""
-
-    def __init__(self, client: Client, part: LogPart = OPERATORS) -> None:
-        self._log = AuditLog(client)
-        self._part = part
-
-    async def begin(self, actor: str, operation: str, arguments: Arguments) -> str:
-        """Write that a change is asked for, and return the id of the line. Raises `StoreAway`."""
-        named = next(iter(arguments.path.values()), None) or getattr(arguments.body, "id", "")
-        return await self._log.add(
-            self._part,
-            *("actor", actor, "operation", operation, "target", str(named)[:MAX_TARGET].encode("utf-8", "replace")),
-            *("path", _json(arguments.path), "body", _json(arguments.body)),
-        )
-
-    async def done(self, line: str, change: RecordedChange) -> None:
-        """Write that the change of the line `line` was done. Raises `StoreAway`."""
-        code = ("code", REPEATED) if change.is_repeated else ()
-        fields = ("before", _json(change.before), "after", _json(change.after), *code)
-        await self._log.add(self._part, "done", line, *fields)
-
-    async def refused(self, line: str, code: str) -> None:
-        """Write that the change of the line `line` was refused, so that nothing was changed. Raises `StoreAway`."""
-        await self._log.add(self._part, "refused", line, "code", code)
 
 
 class RecordedChange:
@@ -148,17 +113,26 @@ async def audited(
     client: Client, actor: str, operation: str, arguments: Arguments, part: LogPart = OPERATORS
 ) -> AsyncIterator[RecordedChange]:
     """Write that a change is asked for before it is made inside, and afterwards what became of it. Raises `StoreAway`."""
-    audit, change = AuditWriter(client, part), RecordedChange()
-    line = await audit.begin(actor, operation, arguments)
+    named = next(iter(arguments.path.values()), None) or getattr(arguments.body, "id", "")
+    asked: tuple[Argument, ...] = (
+        *("actor", actor, "operation", operation, "target", str(named)[:MAX_TARGET].encode("utf-8", "replace")),
+        *("path", _json(arguments.path), "body", _json(arguments.body)),
+    )
+    audit, change = AuditLog(client), RecordedChange()
+    line = await audit.add(part, *asked)
+    asked += ("at", line.partition("-")[0])
     try:
         yield change
     except StoreAway:  # whether something was changed is not known: the line stays as it is
         raise
     except GatewayError as error:
-        await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
+        code = error.code if isinstance(error, Refused) else error.kind
+        await audit.add(part, *asked, "outcome", "refused", "code", code, replaces=line)
         raise
+    states = ("before", _json(change.before), "after", _json(change.after))
+    repeated = ("code", REPEATED) if change.is_repeated else ()
     try:
-        await audit.done(line, change)
+        await audit.add(part, *asked, "outcome", "done", *states, *repeated, replaces=line)
     except StoreAway as error:  # it is done, whatever the log can say of it
         log.warning("audit_line_lost", operation=operation, line=line, reason=str(error))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -10,9 +9,9 @@ import pytest
 
 from gateway.admin.actions import accounts, audit, audit_log, management_tokens, money, tokens
 from gateway.admin.actions.accounts import AccountChange, NewAccount
-from gateway.admin.actions.action import Actor, Arguments, Scope
+from gateway.admin.actions.action import Actor, Scope
 from gateway.admin.actions.audit import AuditEntry, AuditLines
-from gateway.admin.actions.audit_log import CALLERS, OPERATORS, AuditLog, AuditWriter, RecordedChange, StoredLine
+from gateway.admin.actions.audit_log import CALLERS, OPERATORS, AuditLog, StoredLine
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
@@ -20,6 +19,8 @@ from gateway.admin.actions.tokens import NewToken
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.store.client.client import Client
 from gateway.store.pepper import VARIABLE
+
+ASKED = ("actor", "test", "operation", "accounts.close")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ async def test_a_change_has_what_was_asked_for_and_how_it_was_before_and_after(l
 async def test_what_was_refused_has_the_reason_and_what_did_not_end_says_so(local_client: LocalClient) -> None:
     with pytest.raises(GatewayError):
         await accounts.close(local_client, "nobody")
-    await AuditWriter(local_client.store.client).begin("test", "accounts.close", Arguments({"account": "alice"}))
+    await AuditLog(local_client.store.client).add(OPERATORS, *ASKED, "target", "alice")
     unfinished, refused = await entries(local_client)
     assert (unfinished.outcome, unfinished.code, unfinished.target) == ("unfinished", None, "alice")
     assert (refused.outcome, refused.code) == ("refused", "not_found")
@@ -95,31 +96,36 @@ async def test_what_cannot_be_logged_is_not_done_and_what_was_done_is_answered(
     async def lost(*_: Any, **__: Any) -> Any:
         raise StoreAway("lost")
 
-    monkeypatch.setattr(AuditWriter, "done", lost)
+    add = AuditLog.add
+
+    async def first(*fields: Any, replaces: str = "") -> Any:
+        return await (lost() if replaces else add(*fields))
+
+    monkeypatch.setattr(AuditLog, "add", first)
     assert (await accounts.create(local_client, body=NewAccount("alice"))).id == "alice"
     assert [entry.outcome for entry in await entries(local_client)] == ["unfinished"]
-    monkeypatch.setattr(AuditWriter, "begin", lost)
+    monkeypatch.setattr(AuditLog, "add", lost)
     with pytest.raises(StoreAway):
         await accounts.close(local_client, "alice")
     assert (await accounts.read(local_client, "alice")).status == "active"
 
 
-async def test_pages_have_each_entry_once_with_its_end_also_where_writes_overlap(
+async def test_pages_have_each_entry_once_in_the_order_in_which_writes_ended(
     local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "READ_AT_ONCE", 3)
-    log = AuditWriter(local_client.store.client)
-    lines = [await log.begin("test", "accounts.close", Arguments({"account": f"a{number}"})) for number in range(9)]
+    log = AuditLog(local_client.store.client)
+    lines = [await log.add(OPERATORS, *ASKED) for _ in range(9)]
     for number in (5, 0, 8, 2, 3, 1, 7):
-        change = RecordedChange()
-        change.after = number
-        await log.done(lines[number], change)
-    await log.refused(lines[4], "conflict")
+        done = ("at", number, "outcome", "done", "after", number)
+        await log.add(OPERATORS, *ASKED, *done, replaces=lines[number])
+    await log.add(OPERATORS, *ASKED, "outcome", "refused", "code", "conflict", replaces=lines[4])
     for limit in (1, 2, 4, 9, 20):
         found = await entries(local_client, limit)
-        assert [entry.id for entry in found] == lines[::-1]
-        assert [entry.after for entry in found] == [8, 7, None, 5, None, 3, 2, 1, 0]
-        assert [entry.outcome for entry in found if entry.after is None] == ["unfinished", "refused"]
+        assert [entry.after for entry in found] == [None, 7, 1, 3, 2, 8, 0, 5, None]
+        assert [entry.at for entry in found][1] == "1970-01-01T00:00:00.007Z"
+        assert [entry.outcome for entry in found if entry.after is None] == ["refused", "unfinished"]
+        assert found[-1].id == lines[6]
 
 
 async def test_entries_are_selected_by_who_what_and_when(local_client: LocalClient) -> None:
@@ -169,14 +175,11 @@ async def test_the_log_keeps_the_newest_lines_that_fit(
     local_client: LocalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = local_client.store.client
-    log = AuditWriter(client)
 
     async def write(count: int, size: int) -> None:
-        body = NewAccount("x" * size)
-        for first in range(0, count, 50):
-            await asyncio.gather(
-                *(log.begin("test", "accounts.create", Arguments({}, body=body)) for _ in range(min(50, count - first)))
-            )
+        for _ in range(count):
+            line = await AuditLog(client).add(OPERATORS, *ASKED)
+            await AuditLog(client).add(OPERATORS, *ASKED, "target", "x" * size, replaces=line)
 
     monkeypatch.setattr(audit_log, "MAX_BYTES", 100_000)
     await write(300, 2000)
@@ -197,11 +200,10 @@ async def check_log(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write more than fits, and read it from both ends."""
     monkeypatch.setattr(audit_log, "MAX_LINES", 5)
     log = AuditLog(client)
-    assert await log.before("", 10) == await log.after("0-0", 10) == []
+    assert await log.before("", 10) == []
     lines = [await log.add(OPERATORS, "number", number) for number in range(8)]
     assert [line.id for line in await log.before("", 10)] == lines[:2:-1]
     assert [line.fields for line in await log.before(lines[5], 1)] == [{"number": b"4"}]
-    assert [line.id for line in await log.after(lines[5], 10)] == lines[6:]
     assert int(await client.call("GET", audit_log.BYTES)) == 5 * (64 + len("number4"))
     monkeypatch.setattr(audit_log, "MAX_BYTES", 300)
     last = await log.add(OPERATORS, "number", "x" * 1000)  # one line is kept, however long it is
@@ -224,11 +226,9 @@ async def test_lines_of_callers_push_out_none_of_operators_and_are_read_with_the
     assert len({first, last, *callers}) == 22
     kept = sorted([first, *callers[-5:], last], key=lambda line: StoredLine(line, {}).place)
     assert [line.id for line in await log.before("", 10)] == kept[::-1]
-    assert [line.id for line in await log.after("0-0", 10)] == kept
     for each in range(len(kept)):
-        assert [line.id for line in await log.after(kept[each], 2)] == kept[each + 1 : each + 3]
         assert [line.id for line in await log.before(kept[each], 2)] == kept[:each][::-1][:2]
-    assert [line.id for line in await AuditLog(client, [OPERATORS]).after("0-0", 10)] == [first, last]
+    assert [line.id for line in await AuditLog(client, [OPERATORS]).before("", 10)] == [last, first]
 
 
 async def test_a_clock_that_steps_back_leaves_the_order_of_the_lines(client: Client) -> None:

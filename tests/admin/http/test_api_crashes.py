@@ -143,7 +143,7 @@ async def test_a_write_whose_process_was_killed_is_done_once_when_it_is_repeated
         assert again == (repeated, answer and answer | shown_once) or again[0] == repeated == 404
         assert await picture(store) == done
         await verify(store)
-        assert await store.client.call("XLEN", KEY) >= 2
+        assert await store.client.call("XLEN", KEY) >= 1
 
 
 async def test_while_the_store_is_frozen_or_away_a_write_is_a_503_and_nothing_is_half_done(
