@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 from gateway import Body, Exchange, Plan, PlanPart, Plugin, Reply
@@ -37,9 +38,5 @@ if __name__ == "__main__":
     loaded = load(Path(sys.argv[1]))
     listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
     listener.setblocking(False)
-    run_until_terminated(
-        lambda stop: worker.serve(
-            loaded, loaded.config.redis, listener, lambda: print("ready", flush=True), stop, Handover(1)
-        ),
-        worker.new_loop(),
-    )
+    served = partial(worker.serve, loaded, loaded.config.redis, listener, lambda: print("ready", flush=True))
+    run_until_terminated(lambda stop: served(stop, Handover(1)), worker.new_loop())

@@ -207,7 +207,7 @@ async def show_pepper(at: At) -> None:
     """
     source, store = PepperSource(at.config.data_path), at.local.store
     record = await checked(store.client, source)
-    old_tokens = await made_before(store.accounts, store.tokens, record.since) if record.old else 0
+    old_tokens = await made_before(store.tokens, record.since) if record.old else 0
     result: dict[str, Any] = {
         "pepper": source.name,
         "recorded_by": record.host or None,
@@ -275,7 +275,7 @@ async def rotate(
         async with noted(store, "pepper.rotate", old_accepted_until=local(until, UTC)):
             if not await store_pepper.record_next(store.client, data, until):
                 raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
-    count = await made_before(store.accounts, store.tokens, int(time.time()))
+    count = await made_before(store.tokens, int(time.time()))
     end = f"until {local(until, UTC)}" if until > time.time() else "no longer"
     typer.echo(
         f"Tokens are made with the next pepper from now on. Those of the one before ({count}) are accepted {end}:"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Final, Literal
@@ -238,14 +239,13 @@ class Catalogue:
 
 
 def _budgets(given: GroupBudgets) -> Budgets:
-    amounts = (given.day, given.week, given.month, given.total, given.session)
-    day, week, month, total, session = (None if amount is None else int(amount * MICROS) for amount in amounts)
-    own = Budgets(day, week, month, total, given.requests, session, given.session_requests)
+    fields = msgspec.structs.asdict(given)
+    own = Budgets(**{name: int(each * MICROS) if isinstance(each, Decimal) else each for name, each in fields.items()})
     return NO_BUDGETS if own == NO_BUDGETS else own
 
 
 def _limits(given: GroupLimits) -> AccountLimits:
-    own = AccountLimits(given.requests_per_minute, given.tokens_per_minute, given.concurrent)
+    own = AccountLimits(**msgspec.structs.asdict(given))
     return NO_LIMITS if own == NO_LIMITS else own
 
 

@@ -209,13 +209,10 @@ class Metrics:
 
     def _find(self, outcome: Outcome | None, model: str, channel: str, group: str) -> RequestSeries:
         """Return the series of a request, under names of the catalogue. Its times are counted by channel alone."""
-        catalogue = self.catalogue
-        if catalogue is None or model not in catalogue.models:
-            model = OTHER if model else ""
-        if catalogue is None or channel not in catalogue.channels:
-            channel = OTHER if channel else ""
-        if catalogue is None or group not in catalogue.groups:
-            group = OTHER if group else ""
+        if (catalogue := self.catalogue) is not None:
+            model = model if model in catalogue.models else model and OTHER
+            channel = channel if channel in catalogue.channels else channel and OTHER
+            group = group if group in catalogue.groups else group and OTHER
         key = outcome, model, channel, group
         if (series := self._series.get(key)) is not None:
             return series

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 from aiohttp import ClientError
 
 from gateway.base.errors import GatewayError
@@ -82,9 +83,7 @@ def of_one_upstream(body: Body, candidates: Sequence[Candidate]) -> list[Candida
     channel, credential = body.kept_by or ("", "")
     for each in candidates:
         if each.name == channel and credential_of(each.channel, credential) is not None:
-            return [
-                Candidate(each.name, each.channel, each.model, each.max_output_tokens, each.cost, credential),
-            ]
+            return [msgspec.structs.replace(each, credential=credential)]
     raise gone()
 
 

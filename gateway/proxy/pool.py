@@ -21,7 +21,6 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 from weakref import WeakSet
@@ -134,9 +133,11 @@ class Endpoint:
         )
         self._key = self.request.connection_key
         self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
+        self._channel, self._dialect, self._host = channel, dialect, f"{host}{port}"
         # Only a tunnel, which is for https, hides the request from the proxy.
-        forwarded = proxy is not None and url.scheme == "http"
-        self._head_of = partial(heads, channel, dialect, forwarded, f"{host}{port}", login if forwarded else "")
+        self._forwarded = proxy is not None and url.scheme == "http"
+        self._login = login if self._forwarded else ""
+        """The value of `Proxy-Authorization`, if any."""
         self._heads: dict[tuple[WireFormat, str], dict[str, bytes]] = {}
         """What requests begin with, by the operation and the type that is accepted, and then by the credential."""
 
@@ -217,6 +218,22 @@ class Endpoint:
         lines = b"%bContent-Length: %d\r\n\r\n" % (more.encode("latin-1"), size)
         return [b"".join((found[credential], lines, body[0])), *body[1:]]
 
+    def _head_of(self, wire: WireFormat) -> dict[str, bytes]:
+        """Return the head by credential, without the headers that differ from request to request."""
+        url = address_of(self._channel, self._dialect, wire)
+        target = str(url) if self._forwarded else url.raw_path
+        found: dict[str, bytes] = {}
+        for credential in self._channel.credentials or ("",):
+            headers, query = headers_and_query(self._channel, self._dialect, wire, credential)
+            if self._login:
+                headers["Proxy-Authorization"] = self._login
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            pairs = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items())
+            pairs = "&".join(filter(None, (pairs, wire.query)))
+            start = f"{wire.method} {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {self._host}\r\n"
+            found[credential] = f"{start}{lines}".encode("latin-1")
+        return found
+
     def bodyless(self, wire: WireFormat, credential: str) -> bytes:
         """Return the whole of a request without a body."""
         return self._head_of(wire)[credential] + b"Accept: application/json\r\nContent-Length: 0\r\n\r\n"
@@ -241,28 +258,6 @@ def headers_and_query(
     elif credential:
         headers[auth.name] = f"{'Bearer ' if auth.way == 'bearer' else ''}{credential}"
     return headers, query
-
-
-def heads(
-    channel: Channel, dialect: Dialect | None, forwarded: bool, host: str, proxy_login: str, wire: WireFormat
-) -> dict[str, bytes]:
-    """Return the head by credential, without the headers that differ from request to request.
-
-    `forwarded`: a proxy reads the request line. `proxy_login`: the value of `Proxy-Authorization`, if any.
-    """
-    url = address_of(channel, dialect, wire)
-    target = str(url) if forwarded else url.raw_path
-    found: dict[str, bytes] = {}
-    for credential in channel.credentials or ("",):
-        headers, query = headers_and_query(channel, dialect, wire, credential)
-        if proxy_login:
-            headers["Proxy-Authorization"] = proxy_login
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        pairs = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items())
-        pairs = "&".join(filter(None, (pairs, wire.query)))
-        start = f"{wire.method} {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {host}\r\n"
-        found[credential] = f"{start}{lines}".encode("latin-1")
-    return found
 
 
 class Credentials:

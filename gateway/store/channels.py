@@ -204,13 +204,7 @@ class Channels:
         numbers = [
             number
             for limits in channels
-            for number in (
-                limits.concurrent,
-                limits.requests_per_minute,
-                limits.lease_ms,
-                limits.probe_lease_ms,
-                int(limits.channel in insist),
-            )
+            for number in (*msgspec.structs.astuple(limits)[1:], int(limits.channel in insist))
         ]
         keys = _keys([limits.channel for limits in channels])
         index, probe, wait_ms, *why = await self._client.run(_SCRIPT, keys, [operation, request_id, *numbers])

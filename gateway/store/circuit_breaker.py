@@ -74,7 +74,6 @@ class ChannelBreaker:
         self._store = store
         self._channels = {name: LocalChannel(limits_of(name, channel)) for name, channel in channels.items()}
         self._worker = uuid4().hex[:12]
-        self._credentials = {name: channel.credentials for name, channel in channels.items()}
         self._changed = asyncio.Event()
         self._synced: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -265,7 +264,7 @@ class ChannelBreaker:
 
     def _with_credentials(self, name: str, status: ChannelStatus) -> ChannelStatus:
         """Return the status of a channel with that of its credentials: without one that is switched on it is closed."""
-        next_at = self._store.credentials.next_at(name, self._credentials[name])
+        next_at = self._store.credentials.next_at(name, self._configured[name].credentials)
         if next_at <= time.monotonic() or status.condition is Condition.DISABLED:
             return status
         condition = Condition.NO_CREDENTIAL if next_at == OFF else status.condition

@@ -152,7 +152,7 @@ async def test_a_running_gateway_takes_both_and_then_the_next_one_alone(client: 
     assert running.known(old.token) is None, "what was remembered of it is forgotten"
     assert not await accepted(running, old)
     assert await accepted(running, new)
-    assert await made_before(Accounts(client), running, int(time.time())) == 2
+    assert await made_before(running, int(time.time())) == 2
 
 
 async def test_a_gateway_elsewhere_is_prepared_first_and_refuses_nothing(

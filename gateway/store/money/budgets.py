@@ -40,11 +40,7 @@ _MARK: Final = re.compile(rb"([A-Z][a-z0-9]*)E([0-9]+)")
 
 def arguments_of(budgets: Sequence[Budget]) -> tuple[Argument, ...]:
     """Return the arguments of the script `hold`: all fields, all limits, the windows of each."""
-    return (
-        *[budget.field for budget in budgets],
-        *[budget.limit for budget in budgets],
-        *[budget.ends for budget in budgets],
-    )
+    return (*limits_of(budgets), *[budget.ends for budget in budgets])
 
 
 def limits_of(budgets: Sequence[Budget]) -> tuple[Argument, ...]:
