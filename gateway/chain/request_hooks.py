@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -45,12 +45,15 @@ class PlanAgain(Exception):
 
 
 class RequestHooks(msgspec.Struct, eq=False):
-    """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
+    """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called.
+
+    While a plugin explains itself, it is the one that was entered: there are no others, and no steps to be sent.
+    """
 
     _exchange: Exchange
     _entries: Sequence[Entry]
     _entered: list[Entry]
-    _client: Client
+    _client: Client = cast(Client, None)
     _steps: list[Step] = []
     _places: list[int] = []
     """The place of each planned step's entry in the list."""
@@ -174,12 +177,18 @@ class RequestHooks(msgspec.Struct, eq=False):
         return place + 1
 
     def editor(self) -> str:
-        """Return the name of the plugin whose `on_request` changes the request. Raises `GatewayError` where it may not."""
+        """Return the name of the plugin that changes the request. Raises `GatewayError` where it may not, or does not say so."""
         if self._planning is not None:
             raise GatewayError(
                 f"'{self._planning.name}' changes the request in `request_step`: use `on_request`, which is called once"
             )
-        return editor_of(self._entered[-1])
+        entry = self._entered[-1]
+        if not entry.plugin.edits:
+            kind = type(entry.plugin).__name__
+            raise GatewayError(
+                f"'{entry.name}' changes the request without declaring it: write `edits = True` in {kind}"
+            )
+        return entry.name
 
     async def before_body(self) -> None:
         """Send the steps that are planned so far, before a body is read that has not arrived or is large."""
@@ -303,25 +312,3 @@ def _check_reply(entry: Entry, reply: object) -> None:
         raise TypeError(
             f"`on_request` of '{entry.name}' returned a {type(reply).__name__}: return a Reply, or None{place}"
         )
-
-
-def editor_of(entry: Entry) -> str:
-    """Return the name of the plugin that changes the request. Raises `GatewayError` for one that does not declare it."""
-    if not entry.plugin.edits:
-        kind = type(entry.plugin).__name__
-        raise GatewayError(f"'{entry.name}' changes the request without declaring it: write `edits = True` in {kind}")
-    return entry.name
-
-
-class ExplainHooks:
-    """Stands in for the request hooks while a plugin explains itself: it may change the request as in `on_request`."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-
-    async def before_body(self) -> None:
-        """Do nothing: there are no steps."""
-
-    def editor(self) -> str:
-        """Return the name of the plugin. Raises `GatewayError` where it does not declare that it changes requests."""
-        return editor_of(self._entry)

@@ -17,7 +17,7 @@ from gateway.chain.chain import START_LIMIT_S, STOP_LIMIT_S
 from gateway.chain.entry import PLUGIN_ERRORS, defined_hooks, describe_error
 from gateway.chain.loading import installed, plugin_class
 from gateway.chain.plugin import Plugin
-from gateway.chain.request_hooks import ExplainHooks
+from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.services import Services
 from gateway.config.decode import convert
 from gateway.config.document import Document
@@ -231,7 +231,7 @@ async def explain_problems(runner: ScenarioRunner) -> list[str]:
     """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
     exchange = await runner.arrived(COMPLETED)
     before = await runner.snapshot(exchange)
-    exchange.hooks = ExplainHooks(runner.entry)
+    exchange.hooks = RequestHooks(exchange, (), [runner.entry])
     try:
         text = await limited("explain", runner.plugin.explain(exchange), scenarios.HOOK_TIMEOUT_S)
     except PLUGIN_ERRORS as error:

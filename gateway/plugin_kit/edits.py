@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gateway.base.errors import Refused
 from gateway.chain.entry import PLUGIN_ERRORS
-from gateway.chain.request_hooks import ExplainHooks
+from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.request import Body
 from gateway.domain.exchange import Exchange
 from gateway.plugin_kit.finding import COMPLETED, Finding
@@ -65,7 +65,7 @@ async def _explained(runner: ScenarioRunner, changed: list[str]) -> list[str]:
         return []
     exchange: Exchange = await runner.arrived(COMPLETED)
     before = await exchange.body()
-    exchange.hooks = ExplainHooks(runner.entry)
+    exchange.hooks = RequestHooks(exchange, (), [runner.entry])
     await runner.plugin.explain(exchange)
     exchange.hooks = None
     explained = _changed(before, await exchange.body())

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.base.errors import GatewayError, Refused, as_refused
 from gateway.chain.chain import Chain
 from gateway.chain.entry import REQUEST_HOOKS, Entry, error_text, is_cancellation
-from gateway.chain.request_hooks import ExplainHooks
+from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.request import Body, BodyRules, checked
 from gateway.chat.usage import Usage
 from gateway.domain.catalogue import MAX_ATTEMPTS
@@ -155,7 +155,7 @@ async def _decision(entry: Entry, exchange: Exchange) -> Decision:
     if not entry.defines(*REQUEST_HOOKS):
         return Decision(entry.name, "passes", "has no part in the decision")
     before = (await exchange.body()).top if entry.plugin.edits else {}
-    exchange.hooks = ExplainHooks(entry)
+    exchange.hooks = RequestHooks(exchange, (), [entry])
     try:
         text = await entry.plugin.explain(exchange)
     except BaseException as error:
