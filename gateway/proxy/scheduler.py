@@ -3,7 +3,7 @@
 1. Three kinds of work wait here: streams whose upstream sends much at once, checks of large bodies, and the requests of an address
    that begins many. Each call takes less than a millisecond where possible.
 2. A turn of the event loop that took no time had nothing to do: then some of the waiting work is done.
-3. Where the loop always has something to do, a fifth of its time is left for the waiting work. The keys take turns (`FairQueue`):
+3. Where the loop always has something to do, a fifth of its time is left for the waiting work. The keys take turns:
    one address or account with much work does not delay the others.
 
 `AddressTurns` decides when a worker does what callers begin, so that one address that begins much does not delay the others. To
@@ -19,7 +19,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 TURN_S: Final = 0.0002
 """How long waiting work is done in one turn of the event loop, where the turns are short. At least one call is made."""
@@ -40,14 +40,13 @@ callers is, would wait for nobody."""
 ADDRESSES: Final = 1024
 """Addresses remembered at most. The work that an address caused is over within milliseconds."""
 
-Item = TypeVar("Item")
-
 
 class Turns:
     """The work that waits for a turn of the event loop, by key."""
 
     def __init__(self) -> None:
-        self.waiting = FairQueue[Callable[[], None]]()
+        self.waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        """The work of each key in order. The first key has the turn."""
         self._watching = False
         self._looked_at = 0.0
         """When the turn of the event loop began that is watched."""
@@ -61,7 +60,7 @@ class Turns:
 
     def wait(self, serve: Callable[[], None], key: str = "") -> None:
         """Call `serve` in a later turn of the event loop, or later in the turn that serves now."""
-        self.waiting.put(key, serve)
+        self.waiting.setdefault(key, deque()).append(serve)
         if not self._watching:
             self._watching = True
             self._serve_by = time.thread_time() + SHARE * TURN_S
@@ -99,7 +98,11 @@ class Turns:
         self._expected_s = spent_s = 0.0
         try:
             while self.waiting and spent_s < most_s:
-                self.waiting.take()()
+                key, work = self.waiting.popitem(last=False)
+                serve = work.popleft()
+                if work:
+                    self.waiting[key] = work
+                serve()
                 spent_s = time.thread_time() - began + self._expected_s
         finally:
             self._serve_by = time.thread_time() + SHARE * spent_s
@@ -124,7 +127,7 @@ class AddressTurns(Turns):
             if self._latest:
                 self._shared_until = time.monotonic() + SHARED_S
             self._latest = who
-        self.alone = time.monotonic() > self._shared_until and not self.waiting.of_key
+        self.alone = time.monotonic() > self._shared_until and not self.waiting
         if self.alone:
             return True
         now = time.thread_time()
@@ -141,28 +144,3 @@ class AddressTurns(Turns):
         self._busy_until[address] = now + now - began + more_s
         self._paid_at = max(self._paid_at, began) + 2 * (now - began)
         self.expect(more_s)
-
-
-class FairQueue(Generic[Item]):
-    """Items by key: the items of one key in order, the keys in turn."""
-
-    def __init__(self) -> None:
-        self.of_key: OrderedDict[str, deque[Item]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self.of_key)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.of_key
-
-    def put(self, key: str, item: Item) -> None:
-        """Add an item behind the others of its key."""
-        self.of_key.setdefault(key, deque()).append(item)
-
-    def take(self) -> Item:
-        """Remove and return the first item of the key whose turn it is."""
-        key, items = self.of_key.popitem(last=False)
-        item = items.popleft()
-        if items:
-            self.of_key[key] = items
-        return item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,7 +18,6 @@ from gateway.proxy.scheduler import (
     SHARED_S,
     TURN_S,
     AddressTurns,
-    FairQueue,
     Turns,
 )
 from tests.patience import wait_until
@@ -183,16 +183,12 @@ async def test_one_that_raises_does_not_stop_the_others(caplog: pytest.LogCaptur
 
 
 # Addresses take turns, and no address is remembered without an item.
-def test_addresses_take_turns_and_each_keeps_its_order() -> None:
-    queue = FairQueue[str]()
-    for number in range(3):
-        queue.put("one", f"one{number}")
-    queue.put("two", "two0")
-    assert queue.take() == "one0"
-    queue.put("three", "three0")
-    assert [queue.take() for _ in range(4)] == ["two0", "one1", "three0", "one2"]
-    assert not queue
-    assert not queue.of_key
+async def test_addresses_take_turns_and_each_keeps_its_order() -> None:
+    turns, served = Turns(), list[str]()
+    for name in ("one0", "one1", "one2", "two0"):
+        turns.wait(partial(served.append, name), name[:3])
+    await wait_until(lambda: not turns.waiting)
+    assert served == ["one0", "two0", "one1", "one2"]
 
 
 # An address begins one thing at a time; another address does not wait behind it, unless all together begin too much.
