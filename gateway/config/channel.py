@@ -16,7 +16,7 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import SplitResult, quote, quote_plus, urlsplit
 
 import msgspec
 from yarl import URL
@@ -194,13 +194,14 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True, rename={"set_": 
     probe: Seconds | None = None
 
     def __post_init__(self) -> None:
-        if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base_url(self.base_url)):
+        base, proxy = address_in(self.base_url), address_in(self.proxy, "http")
+        if base is None or set("@?#").intersection(self.base_url) or base.path.rstrip("/").endswith("/completions"):
             raise ValueError("base_url must be like https://host/v1, without credentials, a query or an operation")
         if not all(re.fullmatch(r"[!-~]*", key) for key in (self.api_key, *self.api_keys)):
             raise ValueError("api_key must be visible ASCII: look for a space or a line end at its end")
         if "" in self.api_keys or (self.api_key and self.api_keys):
             raise ValueError("give `api_key`, or several as `api_keys`, none of them empty")
-        if self.proxy and not (re.fullmatch(r"http://[!-~]+", self.proxy) and _is_proxy_url(self.proxy)):
+        if self.proxy and (proxy is None or proxy.path not in ("", "/") or proxy.query or proxy.fragment):
             raise ValueError(
                 "proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
             )
@@ -317,28 +318,16 @@ def _forms(secret: str) -> tuple[str, ...]:
     return secret, in_json, in_json.replace("/", r"\/"), *encoded, *lower
 
 
-def _is_base_url(url: str) -> bool:
+def address_in(url: str, schemes: str = "https?") -> SplitResult | None:
+    """Return the parts of an address; None where it has another scheme, or a host or a port that cannot be used."""
+    if not re.fullmatch(rf"{schemes}://[!-~]+", url):
+        return None
     try:
-        parts = urlsplit(url)
-        valid = parts.hostname is not None and parts.port != 0 and is_host(URL(url).host)
+        parts, host = urlsplit(url), URL(url).host or ""
+        usable = parts.port != 0 and (":" in host or host.encode("idna"))  # no part of a host is empty or too long
     except ValueError:
-        return False
-    return valid and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
-
-
-def is_host(host: str | None) -> bool:
-    """Return whether a host can be looked up. Raises `ValueError` for a part of it that is empty or too long."""
-    return bool(host) and (":" in str(host) or bool(str(host).encode("idna")))
-
-
-def _is_proxy_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return (
-            is_host(URL(url).host) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
-        )
-    except ValueError:
-        return False
+        return None
+    return parts if usable else None
 
 
 def credential_warnings(channels: Mapping[str, Channel]) -> list[str]:

@@ -27,7 +27,7 @@ import msgspec
 from gateway.base.addresses import check_proxies
 from gateway.chat.fields import MAY_ALLOW
 from gateway.config import document
-from gateway.config.channel import WITH_SECRETS, Channel, is_host
+from gateway.config.channel import WITH_SECRETS, Channel, address_in
 from gateway.config.decode import Bytes, Count, Seconds, SecondsOrNone, Section, convert, is_amount
 from gateway.config.document import Document, KeyPath, folder_of, make_absolute
 from gateway.config.model import Model
@@ -434,7 +434,7 @@ class AlertReceiver(Section, frozen=True):
     groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (re.fullmatch(r"https?://[!-~]+", self.webhook) and _is_address(self.webhook)):
+        if address_in(self.webhook) is None or "#" in self.webhook:
             raise ValueError("webhook must be an address such as https://host/path, without a fragment")
 
     @property
@@ -466,14 +466,6 @@ class AlertSettings(AlertReceiver, frozen=True):
     def receivers(self) -> dict[str, AlertReceiver]:
         """All receivers by their names; that of the first is empty."""
         return {"": self, **self.others}
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.port != 0 and is_host(parts.hostname) and "#" not in url
-    except ValueError:
-        return False
 
 
 class AdminSso(Section, frozen=True, rename={"from_": "from"}):
