@@ -26,7 +26,7 @@ from gateway.runtime.reload import Reloader
 from gateway.runtime.revocation import RevocationWatch
 from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
-from gateway.server.tls import Certificate, certificate_of, renewing
+from gateway.server.tls import Certificate, renewing
 from gateway.store.channels import ChannelStatus
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
@@ -95,10 +95,10 @@ async def serve(
     """Serve on `listener` until `stop` is set, and call `listening` once requests are accepted.
 
     On SIGHUP it takes up what the parent offers to the worker of this `number`, counted from 0.
-    `certificate`: the parent's, which has the last good pair; without a parent the files are read.
+    `certificate`: the parent's, which has the last good pair.
     """
     async with (
-        renewing(certificate or certificate_of(loaded.config.tls)) as tls,
+        renewing(certificate) as tls,
         opened(loaded, url, generation, shared) as gateway,
         Maintenance(gateway.services.store),
         Sampler(gateway),

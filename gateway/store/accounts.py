@@ -148,7 +148,7 @@ class Accounts:
         if await self._write("new", account_id, _fields(profile) | own, key):
             own |= {"external_id": external_id, "name": name}
             return _with_numbers(profile, b"0 0 0 0", **own | {"metadata": dict(metadata)})
-        return await self._update(account_id, {})
+        return await self.change(account_id)
 
     async def get(self, account_id: str) -> Account | None:
         """Return the account, or None if there is none."""
@@ -205,24 +205,18 @@ class Accounts:
             "name": name,
             "metadata": None if metadata is None else msgspec.json.encode(metadata),
         }
-        return await self._update(account_id, {name: each for name, each in fields.items() if each is not None}, mark)
+        given = {name: each for name, each in fields.items() if each is not None}
+        if given:
+            await self._write("old", account_id, given, mark)
+        account = await self.get(account_id)
+        if account is None:
+            raise unknown(account_id)
+        return account
 
     async def mark(self, account_id: str) -> bytes:
         """Return the mark of an account's limits and budgets: another one after each change of them."""
         marked = await self._client.call("HMGET", account_key(account_id), "limits", "budgets")
         return b"".join(each or b"" for each in marked)
-
-    async def set_status(self, account_id: str, status: AccountStatus) -> Account:
-        """Suspend, resume or close an account. Raises `AccountError` if it is unknown or closed."""
-        return await self._update(account_id, {"status": status.value})
-
-    async def _update(self, account_id: str, fields: Mapping[str, str | int | bytes], mark: bytes = b"") -> Account:
-        if fields:
-            await self._write("old", account_id, fields, mark)
-        account = await self.get(account_id)
-        if account is None:
-            raise unknown(account_id)
-        return account
 
     async def _write(
         self, which: str, account_id: str, fields: Mapping[str, str | int | bytes], key: str | bytes = ""

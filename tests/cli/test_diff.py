@@ -171,7 +171,7 @@ async def test_accounts_and_tokens_that_would_be_locked_out_are_counted(
     for name, group in {"alice": "trial", "robert": "trial", "carol": "default", "dave": "default"}.items():
         await accounts.create(name, group)
     await accounts.create("closed", "trial")
-    await accounts.set_status("closed", AccountStatus.CLOSED)
+    await accounts.change("closed", status=AccountStatus.CLOSED)
     await accounts.change("carol", models=["large"])
     restricted = [await tokens.create(name, models=["large"]) for name in ("alice", "carol", "dave")]
     await tokens.create("dave", models=["large", "small"])

@@ -169,7 +169,7 @@ async def test_an_account_is_explained_without_the_restrictions_of_its_tokens(co
         await command.store.accounts.create("empty", "trial", external_id="user-17")
     assert "group trial; its tokens, none yet" in await command.run("--account", "ext:user-17", token="", code=1)
     assert "there is no account `nobody`" in await command.run("--account", "nobody", code=3)
-    await command.store.accounts.set_status("acme", AccountStatus.SUSPENDED)
+    await command.store.accounts.change("acme", status=AccountStatus.SUSPENDED)
     assert await command.refusal("--account", "acme") == ("auth", 403, "account_inactive")
 
 
@@ -202,7 +202,7 @@ async def test_a_caller_that_is_refused_by_auth_leaves_the_plugins_below_unknown
     assert await command.refusal(token="") == ("auth", 401, "token_missing")
     await command.store.accounts.change("acme", group="shut")
     assert await command.refusal() == ("auth", 403, "group_forbidden")
-    await command.store.accounts.set_status("acme", AccountStatus.SUSPENDED)
+    await command.store.accounts.change("acme", status=AccountStatus.SUSPENDED)
     assert await command.refusal() == ("auth", 403, "account_inactive")
 
 

@@ -201,7 +201,7 @@ async def test_expired_disabled_and_deleted_tokens_have_their_own_errors_and_are
 @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
 async def test_an_account_that_is_not_active_is_refused(given: Services, auth: Auth, status: AccountStatus) -> None:
     created = await given.store.tokens.create("alice")
-    await given.store.accounts.set_status("alice", status)
+    await given.store.accounts.change("alice", status=status)
     refused = await refusal(auth, with_token(created.token))
     assert (refused.status, refused.code) == (403, "account_inactive")
     assert status in refused.message
@@ -290,7 +290,7 @@ async def test_an_address_that_goes_on_is_refused_later_and_a_valid_token_is_not
 
 async def test_an_account_that_may_not_be_used_is_refused_later(given: Services, auth: Auth) -> None:
     token = (await given.store.tokens.create("alice")).token
-    await given.store.accounts.set_status("alice", AccountStatus.SUSPENDED)
+    await given.store.accounts.change("alice", status=AccountStatus.SUSPENDED)
     waiting = [asyncio.create_task(refusal(auth, with_token(token))) for _ in range(REFUSALS_PER_S + 30)]
     await wait_until(lambda: sum(task.done() for task in waiting) >= REFUSALS_PER_S)
     assert any(not task.done() for task in waiting)

@@ -433,7 +433,7 @@ class TestRefusals:
     @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
     async def test_an_account_that_is_not_active(self, given: Services, status: AccountStatus) -> None:
         plugin = await started(Quota(), given)
-        await given.store.accounts.set_status("acme", status)
+        await given.store.accounts.change("acme", status=status)
         assert await refusal(given, plugin, asking()) == (403, "account_inactive")
 
 

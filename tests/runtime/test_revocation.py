@@ -95,7 +95,7 @@ async def test_only_the_requests_of_what_is_revoked_are_ended(worker: Worker) ->
     await wait_until(lambda: all(map(code, open_[disabled.id])))
     assert {code(each) for each in open_[disabled.id]} == {"token_disabled"}
     assert not any(map(code, open_[kept.id] + open_[other.id]))
-    await worker.accounts.set_status("alice", AccountStatus.SUSPENDED)
+    await worker.accounts.change("alice", status=AccountStatus.SUSPENDED)
     await wait_until(lambda: all(map(code, open_[kept.id])))
     assert {code(each) for each in open_[kept.id]} == {"account_inactive"}
     assert not any(map(code, open_[other.id]))

@@ -49,7 +49,7 @@ async def test_a_change_leaves_the_balance_alone(accounts: Accounts, client: Cli
     await accounts.create("alice")
     await Wallet(client).credit("alice", "t1", 500)
     await accounts.change("alice", group="trial", credit_line=9)
-    assert (await accounts.set_status("alice", AccountStatus.SUSPENDED)).balance_micros == 500
+    assert (await accounts.change("alice", status=AccountStatus.SUSPENDED)).balance_micros == 500
     assert await Wallet(client).verify("alice") == []
 
 
@@ -64,7 +64,7 @@ async def test_no_operation_on_an_unknown_account_creates_it(accounts: Accounts)
     for attempt in (
         accounts.change("nobody", group="trial"),
         accounts.change("nobody"),
-        accounts.set_status("nobody", AccountStatus.SUSPENDED),
+        accounts.change("nobody", status=AccountStatus.SUSPENDED),
     ):
         with pytest.raises(AccountError, match="no account `nobody`"):
             await attempt
@@ -113,7 +113,7 @@ async def test_changes_are_seen_at_once_whatever_was_asked_before(client: Client
         await accounts.create(name)
     assert list(await ids.ids()) == ["alice", "bob", "dora"]
     assert list(await ids.ids("alice")) == list(await ids.ids("b")) == ["bob", "dora"]
-    await accounts.set_status("bob", AccountStatus.SUSPENDED)
+    await accounts.change("bob", status=AccountStatus.SUSPENDED)
     await accounts.create("carol")
     expected = [("alice", "active"), ("bob", "suspended"), ("carol", "active"), ("dora", "active")]
     assert await seen(entries) == await seen(ids) == expected
@@ -220,7 +220,7 @@ async def test_a_closed_account_has_it_until_another_one_takes_it(
     ids: ExternalIds, external_ids_accounts: Accounts
 ) -> None:
     await give(ids, external_ids_accounts, "alice", USER)
-    closed = await external_ids_accounts.set_status("alice", AccountStatus.CLOSED)
+    closed = await external_ids_accounts.change("alice", status=AccountStatus.CLOSED)
     assert await ids.find(USER) == "alice"
     await give(ids, external_ids_accounts, "robert", USER)
     assert await ids.find(USER) == "robert"

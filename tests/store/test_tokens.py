@@ -87,7 +87,7 @@ async def test_a_token_authenticates_its_account_with_its_restrictions(tokens: T
 
 async def test_the_account_is_returned_with_any_status(tokens: Tokens, accounts: Accounts) -> None:
     created = await tokens.create("alice")
-    await accounts.set_status("alice", AccountStatus.CLOSED)
+    await accounts.change("alice", status=AccountStatus.CLOSED)
     assert (await tokens.authenticate(created.token)).account.status is AccountStatus.CLOSED
 
 
@@ -176,7 +176,7 @@ async def test_a_known_token_is_confirmed_by_one_call(tokens: Tokens, client: Cl
 CHANGES: dict[str, Callable[[Tokens, Accounts, str], Awaitable[object]]] = {
     "disabled": lambda tokens, _, token_id: tokens.set_status(token_id, TokenStatus.DISABLED),
     "deleted": lambda tokens, _, token_id: tokens.delete(token_id),
-    "suspended": lambda _, accounts, token_id: accounts.set_status("alice", AccountStatus.SUSPENDED),
+    "suspended": lambda _, accounts, token_id: accounts.change("alice", status=AccountStatus.SUSPENDED),
     "moved": lambda _, accounts, token_id: accounts.change("alice", group="vip"),
     "restricted": lambda _, accounts, token_id: accounts.change("alice", models=["small"]),
     "limited": lambda _, accounts, token_id: accounts.change("alice", limits=AccountLimits(concurrent=1)),
@@ -273,7 +273,7 @@ async def test_a_whole_token_given_for_its_id_is_not_repeated(tokens: Tokens) ->
 
 
 async def test_a_token_needs_an_open_account(tokens: Tokens, accounts: Accounts) -> None:
-    await accounts.set_status("bob", AccountStatus.CLOSED)
+    await accounts.change("bob", status=AccountStatus.CLOSED)
     for account in ("bob", "nobody"):
         with pytest.raises(TokenError, match="no open account"):
             await tokens.create(account)
@@ -359,7 +359,7 @@ async def test_what_cannot_be_replaced_says_what_to_do(client: Client, tokens: T
             await tokens.rotate(token_id, 60)
     assert await tokens.all_of("alice") == before
     assert (await tokens.rotate(expired.id, 60, int(time.time()) + 60)).replaces == expired.id
-    await Accounts(client).set_status("alice", AccountStatus.CLOSED)
+    await Accounts(client).change("alice", status=AccountStatus.CLOSED)
     with pytest.raises(TokenError, match="there is no open account"):
         await tokens.rotate(closed.id, 60)
 
@@ -519,10 +519,10 @@ async def test_what_revokes_a_token_is_announced(client: Client, accounts: Accou
     assert await announced() == ["alice"]
     await tokens.delete(token.id)
     assert await announced() == ["alice"]
-    await accounts.set_status("bob", AccountStatus.SUSPENDED)
-    await accounts.set_status("alice", AccountStatus.CLOSED)
+    await accounts.change("bob", status=AccountStatus.SUSPENDED)
+    await accounts.change("alice", status=AccountStatus.CLOSED)
     assert await announced() == ["bob", "alice"]
-    await accounts.set_status("bob", AccountStatus.ACTIVE)
+    await accounts.change("bob", status=AccountStatus.ACTIVE)
     assert await announced() == []
     assert await revocations.announced("") == (seen, [])
 
@@ -535,7 +535,7 @@ async def test_revoked_tokens_are_found(client: Client, accounts: Accounts, toke
     inactive = [await tokens.create("carol") for _ in range(2)]
     await tokens.delete(deleted.id)
     await tokens.set_status(disabled.id, TokenStatus.DISABLED)
-    await accounts.set_status("carol", AccountStatus.SUSPENDED)
+    await accounts.change("carol", status=AccountStatus.SUSPENDED)
     asked = {
         "alice": {good.id, deleted.id, disabled.id, expired.id},
         "bob": {later.id},

@@ -173,7 +173,7 @@ async def test_the_token_is_missing_or_wrong(gateway: Running) -> None:
 
 async def test_the_account_is_suspended(gateway: Running) -> None:
     token = await gateway.token()
-    await gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
+    await gateway.store.accounts.change("tester", status=AccountStatus.SUSPENDED)
     assert "403 account_inactive" in (await fault(gateway.base_url, token)).text
 
 

@@ -91,7 +91,7 @@ async def token_id_of(store: Store) -> str:
 Change = Callable[[Store], Awaitable[object]]
 CHANGES: Final[dict[str, tuple[Change, int]]] = {
     "revocation": (lambda store: _of_token(store, store.tokens.set_status, TokenStatus.DISABLED), 401),
-    "suspension": (lambda store: store.accounts.set_status("tester", AccountStatus.SUSPENDED), 403),
+    "suspension": (lambda store: store.accounts.change("tester", status=AccountStatus.SUSPENDED), 403),
     "budget of the account": (lambda store: store.accounts.change("tester", budgets=Budgets(day=1)), 402),
     "budget of the token": (lambda store: _change_token(store, budgets={"day": 1}), 402),
     "group": (lambda store: store.accounts.change("tester", group="vip"), 200),

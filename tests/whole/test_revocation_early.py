@@ -235,7 +235,7 @@ CHANGES: dict[str, tuple[Change, int, str, bool]] = {
         True,
     ),
     "suspended": (
-        lambda store, _: store.accounts.set_status("tester", AccountStatus.SUSPENDED),
+        lambda store, _: store.accounts.change("tester", status=AccountStatus.SUSPENDED),
         403,
         "account_inactive",
         True,
@@ -310,7 +310,7 @@ async def test_a_request_is_priced_by_the_group_of_now(gateway_with_groups: Runn
 async def test_an_account_that_is_open_again_is_served_again(gateway_with_groups: Running) -> None:
     token = await gateway_with_groups.token()
     for status, expected in ((AccountStatus.SUSPENDED, 403), (AccountStatus.ACTIVE, 200)) * 2:
-        await gateway_with_groups.store.accounts.set_status("tester", status)
+        await gateway_with_groups.store.accounts.change("tester", status=status)
         assert (await gateway_with_groups.ask(token)).status == expected
 
 

@@ -153,7 +153,7 @@ async def with_a_small_budget(scenario: Scenario) -> str:
 
 async def suspended(scenario: Scenario) -> str:
     token = await scenario.gateway.token()
-    await scenario.gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
+    await scenario.gateway.store.accounts.change("tester", status=AccountStatus.SUSPENDED)
     return token
 
 

@@ -227,7 +227,7 @@ async def close(client: LocalClient, account: str) -> Account:
     client.change.before = before = await existing(client, account)
     if before.status is AccountStatus.CLOSED:
         return before
-    client.change.after = after = await client.store.accounts.set_status(account, AccountStatus.CLOSED)
+    client.change.after = after = await client.store.accounts.change(account, status=AccountStatus.CLOSED)
     return after
 
 

@@ -142,7 +142,7 @@ async def test_links_of_accounts_need_the_scope_of_tokens(own: House) -> None:
 
 async def test_a_suspended_account_is_told_that_nothing_is_served(own: House) -> None:
     alice = await entered(own, "alice")
-    await own.store.accounts.set_status("alice", AccountStatus.SUSPENDED)
+    await own.store.accounts.change("alice", status=AccountStatus.SUSPENDED)
     status, page = await alice.get("/my")
     assert (status, "no request of it is served" in page, "suspended" in page) == (200, True, True)
 

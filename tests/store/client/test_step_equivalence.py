@@ -83,9 +83,9 @@ class Account:
     async def change(self, operation: str) -> None:
         """Change the account as an operator does."""
         if operation == "suspend":
-            await self.accounts.set_status(self.name, AccountStatus.SUSPENDED)
+            await self.accounts.change(self.name, status=AccountStatus.SUSPENDED)
         elif operation == "resume":
-            await self.accounts.set_status(self.name, AccountStatus.ACTIVE)
+            await self.accounts.change(self.name, status=AccountStatus.ACTIVE)
         else:
             await self.wallet.credit(self.name, "top-up", 50)
 
