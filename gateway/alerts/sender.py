@@ -79,16 +79,10 @@ class Sender:
         *,
         count: Callable[[str], None] = lambda result: None,
         pending: Callable[[int], None] = lambda number: None,
-        lease_s: float = LEASE_S,
-        away_after_s: float = AWAY_AFTER_S,
-        first_s: float = FIRST_S,
     ) -> None:
         self._outbox = outbox
         self._count = count
         self._pending = pending
-        self._lease_ms = round(lease_s * 1000)
-        self._away_after_s = away_after_s
-        self._first_s = first_s
         self._gateway = socket.gethostname()
         self._webhook: Webhook | None = None
         self._store_events = False
@@ -121,7 +115,7 @@ class Sender:
             return False
         due: list[DueEvent] = []
         try:
-            queued, due = await self._outbox.take(AT_ONCE, self._lease_ms)
+            queued, due = await self._outbox.take(AT_ONCE, round(LEASE_S * 1000))
             self._pending(queued)
             self._store_answers()
         except StoreAway as error:
@@ -164,7 +158,7 @@ class Sender:
             log.error("alert_given_up", **where, reason=answer.error, cure=answer.cure)
             return entry, None
         self._count("failed")
-        longest_s = min(LONGEST_S, self._first_s * 2.0 ** min(attempts - 1, 30))
+        longest_s = min(LONGEST_S, FIRST_S * 2.0 ** min(attempts - 1, 30))
         delay_s = longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads attempts
         log.warning("alert_failed", **where, reason=answer.error, cure=answer.cure, again_in_s=round(delay_s, 1))
         return entry, delay_s
@@ -180,7 +174,7 @@ class Sender:
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        if not self._away and now - self._failing_since >= self._away_after_s:
+        if not self._away and now - self._failing_since >= AWAY_AFTER_S:
             self._away = True
             self._keep("away", f"the store does not answer gateway {self._gateway}: requests get 503")
             log.error("alerts_wait", reason=str(error))

@@ -339,7 +339,7 @@ def write(file: sqlite3.Connection, arrivals: Iterable[Record], ends: Iterable[R
         file.executemany(INSERT, ((numbers[record.id], *row_of(record)) for record in added))
         file.executemany(UPDATE, ((*row_of(record)[1:], numbers[record.id]) for record in late))
         file.executemany("INSERT INTO ends (number) VALUES (?)", ((numbers[record.id],) for record in closed))
-        file.executemany(ADD_TO_DAY, [*sums_of(closed), *map(taken_out, sums_of(presumed))])
+        file.executemany(ADD_TO_DAY, [*sums_of(closed), *sums_of(presumed, -1)])
         file.executemany(ADD_TO_ROLLUP, [*rolled_up(closed), *rolled_up(presumed, -1)])
 
 
@@ -358,8 +358,8 @@ def _known(file: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Known]:
     return {id: (number, outcome) for id, number, outcome in found}  # noqa: A001 - the field's name
 
 
-def sums_of(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:
-    """Yield the groups and the sums of requests that ended."""
+def sums_of(ended: Iterable[Record], sign: int = 1) -> Iterator[tuple[Any, ...]]:
+    """Yield the groups and the sums of requests that ended; with -1 for `sign`, what takes them out again."""
     groups: defaultdict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in ended:
         groups[(record.arrived_at[_DAY], *_group_of(record))].append(record)
@@ -367,12 +367,7 @@ def sums_of(ended: Iterable[Record]) -> Iterator[tuple[Any, ...]]:
         amounts = list(zip(*map(_amounts_of, records), strict=True))
         completed = sum(record.outcome == Outcome.COMPLETED for record in records)
         sums = (_number(sum(filter(None, column))) for column in amounts)
-        yield (*group, len(records), completed, *sums, amounts[_COST].count(None))
-
-
-def taken_out(row: Sequence[Any]) -> list[Any]:
-    """Return what takes the sums of requests out again."""
-    return [*row[: len(GROUPS)], *(-number for number in row[len(GROUPS) :])]
+        yield (*group, *(sign * each for each in (len(records), completed, *sums, amounts[_COST].count(None))))
 
 
 def _number(total: int) -> int | float:

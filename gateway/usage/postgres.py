@@ -38,7 +38,6 @@ from gateway.usage.database import (
     record_of,
     row_of,
     sums_of,
-    taken_out,
 )
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, Record
 from gateway.usage.rollups import ROLLUP_GROUPS, ROLLUP_SUMS, rolled_up
@@ -322,7 +321,7 @@ def _write(tables: Tables, connection: Connection, arrivals: Iterable[Record], e
     with connection.cursor().copy(f"COPY {tables.ends} (place, id) FROM STDIN") as copy:
         for number, record in enumerate(now, place - len(now) + 1):
             copy.write_row((number, record.id))
-    _add(connection, tables.days, GROUPS, SUMS, [*sums_of(now), *map(taken_out, sums_of(presumed))])
+    _add(connection, tables.days, GROUPS, SUMS, [*sums_of(now), *sums_of(presumed, -1)])
     _add(connection, tables.rollups, ROLLUP_GROUPS, ROLLUP_SUMS, [*rolled_up(now), *rolled_up(presumed, -1)])
 
 

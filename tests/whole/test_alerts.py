@@ -46,9 +46,9 @@ def documented() -> Verify:
 
 
 @asynccontextmanager
-async def sending(client: Client, receiver: Receiver, **options: Any) -> AsyncIterator[None]:
+async def sending(client: Client, receiver: Receiver) -> AsyncIterator[None]:
     """Send what is in the store to a receiver."""
-    sender, stop = Sender(Outbox(client), **options), asyncio.Event()
+    sender, stop = Sender(Outbox(client)), asyncio.Event()
     sender.use(Webhook(receiver.url, [KEY]), store_events=True)
     task = asyncio.create_task(sender.run(stop))
     try:
