@@ -336,7 +336,7 @@ class SinkWatch:
         now = time.monotonic()
         self._silent_s += min(now - self._looked, LONGEST_TICK_S)
         self._looked = now
-        turn = completeness.last_turn(self._folder)
+        turn = completeness.changed_ms(self._folder / completeness.LOCK)
         if turn != self._turn:
             if self._reported:
                 log.warning("sink_goes_on")

@@ -252,7 +252,7 @@ def _sums(home: Home, account: str, by: Sequence[str], first: date, last: date) 
             "to": last,
             "data": lines,
             "total": _total(lines),
-            "notes": notes_of(home, unusable, *span_ms(f"{first}", f"{last}")),
+            "notes": notes_of(home, unusable, *span_ms(first, last)),
         }
     )
 

@@ -134,7 +134,7 @@ def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -
         coverage.waiting
         or line.at_ms > now_ms - SETTLED_MS
         or month(request_id) not in coverage.months
-        or coverage.known.lacks(arrival_ms(request_id))
+        or any(coverage.known.lacks(arrival_ms(request_id)))
     ):
         return False
     try:

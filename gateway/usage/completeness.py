@@ -14,7 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Final
 
@@ -139,14 +139,10 @@ def _touches(first_ms: int, last_ms: int, since_ms: int | None, until_ms: int | 
     return (until_ms is None or began <= until_ms) and (since_ms is None or since_ms <= last_ms + SKEW_MS)
 
 
-def span_ms(first: str | None, last: str | None) -> tuple[int | None, int | None]:
-    """Return the time from the begin of one day to the end of another one, such as `2026-11-21`; UTC."""
-    until = _day_ms(last)
-    return _day_ms(first), None if until is None else until + DAY_MS
-
-
-def _day_ms(day: str | None) -> int | None:
-    return None if day is None else round(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp() * 1000)
+def span_ms(first: date, last: date) -> tuple[int, int]:
+    """Return the time from the begin of one day to the end of another one; UTC."""
+    began, until = (round(datetime.combine(day, datetime.min.time(), UTC).timestamp() * 1000) for day in (first, last))
+    return began, until + DAY_MS
 
 
 def held(files: int) -> str:
@@ -185,7 +181,7 @@ def ended(folder: Path) -> None:
 
 def late_since(folder: Path) -> int | None:
     """Return since when (ms) requests may be missing in the home; None where it is up to date. Blocks."""
-    at = _changed(folder / READ)
+    at = changed_ms(folder / READ)
     return None if at is None or time.time() * 1000 - at < LATE_MS else round(at)
 
 
@@ -195,12 +191,8 @@ def turn(folder: Path) -> None:
         os.utime(folder / LOCK)
 
 
-def last_turn(folder: Path) -> float | None:
-    """Return when the sink last took a turn; None where it never did."""
-    return _changed(folder / LOCK)
-
-
-def _changed(path: Path) -> float | None:
+def changed_ms(path: Path) -> float | None:
+    """Return when a file was last changed; None where there is none."""
     try:
         return path.stat().st_mtime_ns / 1e6
     except OSError:

@@ -199,11 +199,22 @@ class Others(msgspec.Struct, frozen=True):
             arrived = arrival_ms(id)
         except ValueError:
             return []
-        return self.lacks(arrived) or (list(self._ends(arrived)) if ended else [])
+        return list(self.lacks(arrived)) or (list(self._ends(arrived)) if ended else [])
 
-    def lacks(self, arrived_ms: int) -> list[str]:
-        """Return a sentence for each reason why a request that arrived then may be missing here."""
-        return [*self.unread, *self._may_have(arrived_ms)]
+    def lacks(self, arrived_ms: int) -> Iterator[str]:
+        """Yield a sentence for each reason why a request that arrived then may be missing here."""
+        yield from self.unread
+        for each in self.gateways:
+            if each.about.forgotten_ms:
+                first_ms, last_ms = each.between_ms
+                if first_ms <= arrived_ms <= last_ms:
+                    yield each.note()
+            elif each.about.stopped:  # it has written all, and receives nothing
+                continue
+            elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
+                yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
+            elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
+                yield _ask_there(each)
 
     def may_have_end(self, record: Record) -> list[str]:
         """Return a sentence for each reason why a request that is open here may have ended."""
@@ -225,19 +236,6 @@ class Others(msgspec.Struct, frozen=True):
                     yield each.note()
             elif gateway is not None or (not each.about.stopped and each.heard_ms - LONGEST_MS <= at):
                 yield _ask_there(each, received)
-
-    def _may_have(self, arrived_ms: int) -> Iterator[str]:
-        for each in self.gateways:
-            if each.about.forgotten_ms:
-                first_ms, last_ms = each.between_ms
-                if first_ms <= arrived_ms <= last_ms:
-                    yield each.note()
-            elif each.about.stopped:  # it has written all, and receives nothing
-                continue
-            elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
-                yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
-            elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
-                yield _ask_there(each)
 
 
 def _ask_there(gateway: KnownGateway, received: str = "") -> str:

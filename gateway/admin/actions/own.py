@@ -72,7 +72,7 @@ async def usage(client: LocalClient, account: str, first: date, last: date) -> O
             _largest_first(by_model),
             _largest_first(by_token),
             {name: sum(line[name] for line in by_day) for name in OWN_SUMS},
-            notes_of(home, unusable, *span_ms(wanted[0], wanted[-1])),
+            notes_of(home, unusable, *span_ms(first, last)),
         )
 
     return await asyncio.to_thread(read)

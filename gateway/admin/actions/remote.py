@@ -107,7 +107,7 @@ class HttpClient:
         except _Lost:
             status, answer = await self._send(method, url, headers, body)
         deadline = asyncio.get_running_loop().time() + IN_USE_S
-        while status == 409 and _code(answer) == IN_USE and asyncio.get_running_loop().time() < deadline:
+        while status == 409 and f'"{IN_USE}"'.encode() in answer and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.5)
             status, answer = await self._send(method, url, headers, body)
         return status, answer
@@ -234,13 +234,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_as_text, value))
     return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
-
-
-def _code(answer: bytes) -> str:
-    try:
-        return msgspec.json.decode(answer, type=_Refusal).error.code
-    except msgspec.DecodeError:
-        return ""
 
 
 class FeedElsewhere:
