@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from gateway.chat import usage
 from gateway.config.schema import load
 from gateway.proxy import scheduler
 from gateway.runtime import logs, worker
+from gateway.runtime.handover import Handover
 from gateway.runtime.process import run_until_terminated
 from gateway.server import protocol
 
@@ -62,8 +64,9 @@ def main() -> None:
     loaded = load(Path(sys.argv[1]))
     listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
     listener.setblocking(False)
+    ready = partial(print, "ready", flush=True)
     run_until_terminated(
-        lambda stop: worker.serve(loaded, loaded.config.redis, listener, lambda: print("ready", flush=True), stop),
+        lambda stop: worker.serve(loaded, loaded.config.redis, listener, ready, stop, Handover(workers=1)),
         worker.new_loop(),
     )
 

@@ -384,7 +384,7 @@ async def test_without_a_store_every_plugin_learns_it(tmp_path: Path) -> None:
     plugins = end_hooks_planners([], "a", "b")
     async with started(tmp_path, f"unix://{tmp_path}/nothing", plugins) as (chain, given):
         for client in (given.store.client, given.store.settling):
-            client._topology._timeout_s = 0.1  # type: ignore[attr-defined]
+            client._topology._timeout_s = 0.1
         await end(chain, *plugins)
     assert all(len(plugin.failures) == 1 and "store" in plugin.failures[0] for plugin in plugins)
 

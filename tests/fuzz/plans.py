@@ -285,7 +285,7 @@ class Way:
             chain.plans = None
         gateway.store.usage.gateway = "the same"
         for client in (gateway.store.client, gateway.store.settling):
-            client._topology = Keeping(client._topology, self.commands)
+            cast(Any, client)._topology = Keeping(client._topology, self.commands)
         found = {type(entry.plugin): entry.plugin for entry in chain.entries}
         routing, logger = found[ModelRouting], found[UsageLogger]
         assert isinstance(routing, ModelRouting)
