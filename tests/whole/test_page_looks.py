@@ -22,9 +22,10 @@ The style sheet has no rule for both, so a theme that is right in one size is ri
 """
 AXE: Final = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 FINDINGS: Final = """async (rule) =>
-  (await axe.run(document, {resultTypes: ['violations'], ...(rule && {runOnly: [rule]})})).violations
+  (await axe.run({exclude: ['tbody tr:nth-child(n+9)']}, {resultTypes: ['violations'], ...(rule && {runOnly: [rule]})})).violations
   .filter((each) => ['serious', 'critical'].includes(each.impact))
   .map((each) => `${each.id}: ${each.nodes.map((node) => node.failureSummary + ' ' + node.html.slice(0, 200)).join('; ')}`)"""
+"""What axe finds. Rows of a table behind the eighth are made as those before."""
 
 OPENED: Final = "() => document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 """Shows all that can be done on a page."""

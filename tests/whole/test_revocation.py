@@ -161,7 +161,9 @@ async def gateways(
     books = Books(tmp_path, upstream.base_url)
     text = books.file.read_text().replace("idle: 3, total: 3", "idle: 60, total: 600").replace("first_byte: 0.5", "")
     text = text.replace("max_output_tokens: 100", "max_output_tokens: 100000").replace("0.25, ,", "2,")
-    text = text.replace("timers:", "on_caller_gone: cancel, timers:")  # else what `stop` leaves is read until a gateway has drained
+    text = text.replace(
+        "timers:", "on_caller_gone: cancel, timers:"
+    )  # else what `stop` leaves is read until a gateway has drained
     text += f"store: {{timeout: {getattr(request, 'param', 20)}}}\nusage: {{database: '{database_url}'}}\n"
     books.file.write_text(text)
     second = tmp_path / "second.yaml"
