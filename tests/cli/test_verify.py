@@ -23,8 +23,8 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive, Archiver
 from gateway.store.money.scripts import Settlement
 from gateway.tools import verify
+from gateway.usage.completeness import About
 from gateway.usage.database import path_of
-from gateway.usage.gateways import About
 from gateway.usage.record import Record
 from gateway.usage.stream import DROPPED, GATEWAYS, HEARD
 from tests.patience import PATIENCE_S

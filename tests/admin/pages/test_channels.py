@@ -12,8 +12,9 @@ from gateway.admin.actions.local import GatewayState
 from gateway.alerts.event import Outbox
 from gateway.runtime.handover import RefusedReload
 from gateway.store.channels import ChannelReport, Condition
+from gateway.usage.completeness import About
 from gateway.usage.database import UsageFiles
-from gateway.usage.gateways import About, Membership, now_ms
+from gateway.usage.gateways import Membership, now_ms
 from gateway.usage.stream import GATEWAYS, HEARD, HOME
 from tests.admin.pages.conftest import House
 
