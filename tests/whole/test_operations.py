@@ -72,7 +72,7 @@ async def serving(
         try:
             text = books.file.read_text()
             if started:  # on a busy machine, too
-                text = text.replace("first_byte: 0.5, idle: 3, total: 3", "first_byte: 10, idle: 2, total: 20")
+                text = text.replace("0.25, first_byte: 0.5, idle: 3, total: 3", "5, first_byte: 10, idle: 2, total: 20")
             text = text.replace("fake: {", f"fake: {{api_key: key-of-the-channel, {serves}, ")
             books.file.write_text(text.replace("  - use: rate-limit", f"{above}  - use: rate-limit"))
             await books.open()

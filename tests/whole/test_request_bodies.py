@@ -158,18 +158,21 @@ async def test_bodies_of_many_connections_are_read_in_turns(serve: Serve, monkey
         assert await upload(gateway, chat(token), "127.0.0.2") == 200
         turns = Turns(monkeypatch)
         counting = asyncio.create_task(turns.count())
-        uploads = [asyncio.create_task(upload(gateway, chat(token, BODY), "127.0.0.1")) for _ in range(UPLOADS)]
-        beside = 0
-        while not all(upload.done() for upload in uploads):
-            assert await upload(gateway, chat(token), "127.0.0.2") == 200
-            beside += 1
+        for _ in range(3):  # where a processor is slow, a turn is long, and has more reads
+            turns.large.clear()
+            uploads = [asyncio.create_task(upload(gateway, chat(token, BODY), "127.0.0.1")) for _ in range(UPLOADS)]
+            beside = 0
+            while not all(upload.done() for upload in uploads):
+                assert await upload(gateway, chat(token), "127.0.0.2") == 200
+                beside += 1
+            assert [upload.result() for upload in uploads] == UPLOADS * [200]
+            assert beside > 3
+            assert sum(turns.large.values()) > UPLOADS
+            full = sum(large > 3 for large in turns.large.values())
+            if full <= 3:
+                break
         counting.cancel()
-    assert [upload.result() for upload in uploads] == UPLOADS * [200]
-    assert beside > 3
-    assert sum(turns.large.values()) > UPLOADS
-    assert sum(large > 3 for large in turns.large.values()) <= 3, (
-        "the first reads of the connections may be in one turn"
-    )
+    assert full <= 3, "the first reads of the connections may be in one turn"
 
 
 SIZE = 1_000_000
