@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 Pipe: TypeAlias = "Connection[Any, Any]"
-LONGEST: Final = ("whole/test_life.py", "whole/test_install.py")
+LONGEST: Final = ("whole/test_life.py", "whole/test_page_walk.py", "whole/test_install.py")
 """Files whose tests take the longest, which are begun first, so that no process waits for them at the end."""
 ALIVE_S: Final = 1.0
 """Seconds after which a process is looked at that has said nothing."""
