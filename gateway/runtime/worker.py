@@ -19,8 +19,8 @@ from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
+from gateway.runtime.background import AlertWriter, Maintenance, Sampler
 from gateway.runtime.handover import Handover
-from gateway.runtime.maintenance import AlertWriter, Maintenance, Sampler
 from gateway.runtime.process import CUT
 from gateway.runtime.reload import Reloader
 from gateway.runtime.revocation import RevocationWatch

@@ -29,9 +29,9 @@ from gateway.base.errors import GatewayError, Misconfigured
 from gateway.chain.services import Store
 from gateway.config.schema import AlertSettings
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime import maintenance, process, store_keeper, worker
-from gateway.runtime import maintenance as module
-from gateway.runtime.maintenance import SWEEP_LOCK, AlertWriter, Maintenance, Sampler
+from gateway.runtime import background, process, store_keeper, worker
+from gateway.runtime import background as module
+from gateway.runtime.background import SWEEP_LOCK, AlertWriter, Maintenance, Sampler
 from gateway.runtime.process import BackgroundTask, run_until_terminated
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
@@ -608,7 +608,7 @@ async def test_an_open_stream_is_counted_while_it_runs(store_url: str, client: C
 async def test_the_lag_of_a_blocked_event_loop_is_measured(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(background, "SAMPLE_S", 0.01)
     async with (
         running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway,
         Sampler(gateway.gateway),
@@ -624,7 +624,7 @@ async def test_the_lag_of_a_blocked_event_loop_is_measured(
 async def test_a_failed_measurement_is_logged_and_the_task_goes_on(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(background, "SAMPLE_S", 0.01)
     async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
         spool = gateway.store.usage.spool
         monkeypatch.setattr(spool, "folder", None)
@@ -648,7 +648,7 @@ class Hanging(Plugin):
 async def test_an_end_hook_that_hangs_is_logged_once_and_not_cancelled(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "HANGS_AFTER_S", 0.05)
+    monkeypatch.setattr(background, "HANGS_AFTER_S", 0.05)
     chain = CHAIN + "  - use: tests.runtime.test_supervisor:Hanging\n    name: slow\n"
     async with running(configuration("http://127.0.0.1:1/v1", chain=chain), tmp_path, store_url) as gateway:
         asking = asyncio.create_task(sampler_ask(gateway.port, get("/v1/models", await gateway.token())))

@@ -11,7 +11,7 @@ import pytest
 from gateway import Outcome
 from gateway.base.errors import StoreAway
 from gateway.config.schema import StoreSettings
-from gateway.runtime.maintenance import Maintenance
+from gateway.runtime.background import Maintenance
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from gateway.usage import queries
