@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services, Step
 from gateway.base.errors import GatewayError, Misconfigured, StoreAway
 from gateway.chain.chain import Chain, check_order, warnings
-from gateway.chain.entry import HOOKS, Entry, api_of, describe_error, may_answer, origin_of, wrong_facts, wrong_hooks
+from gateway.chain.entry import HOOKS, Entry, describe_error, may_answer, origin_of
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.services import MAX_TASKS
 from gateway.chain.services import Services as WorkServices
@@ -29,8 +29,7 @@ from plugins.model_routing import ModelRouting
 from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.redact import Redact
-from tests import faulty
-from tests.faulty import Answers, Blocks, Good, Misspelt, NamesFacts, TakesTooLittle, Waits
+from tests.faulty import Answers, Good
 from tests.patience import PATIENCE_S, wait_until
 
 # Hooks run in the order of the list; `on_end` runs in reverse order, once for each entered plugin, whatever happened.
@@ -401,17 +400,6 @@ def test_a_log_below_a_plugin_that_may_refuse_gives_a_warning() -> None:
 API = 1
 
 
-def line_of(kind: type[Plugin], hook: str) -> str:
-    """Return where a hook is, as errors name it."""
-    return f" ({Path(faulty.__file__)}, line {vars(kind)[hook].__code__.co_firstlineno})"
-
-
-class Flushes(Plugin):
-    """Has a method that is named like a hook."""
-
-    async def on_flush_all(self) -> None: ...
-
-
 class HooksAnswers(Plugin):
     """Answers."""
 
@@ -429,37 +417,6 @@ class HooksRoutes(Plugin):
 
 def test_the_hooks_are_the_methods_of_the_base_class() -> None:
     assert {"start", "stop", "on_request", "request_step", "on_chunk", "on_end", "end_step"} <= set(HOOKS)
-
-
-@pytest.mark.parametrize(
-    ("kind", "hook", "text"),
-    [
-        (Blocks, "on_request", "`on_request` must be `async def`"),
-        (Waits, "on_chunk", "`on_chunk` must be `def`"),
-        (TakesTooLittle, "on_chunk", "`on_chunk` must take (self, exchange, chunk)"),
-        (Misspelt, "on_requests", "`on_requests` is not a hook and is never called: did you mean `on_request`?"),
-    ],
-)
-def test_a_hook_that_the_gateway_cannot_call_is_named_with_its_line(kind: type[Plugin], hook: str, text: str) -> None:
-    assert list(wrong_hooks(kind)) == [text + line_of(kind, hook)]
-
-
-def test_a_method_with_the_name_of_a_hook_is_no_helper() -> None:
-    (found,) = wrong_hooks(Flushes)
-    assert found.startswith("`on_flush_all` is not a hook and is never called: ")
-
-
-def test_a_good_class_has_nothing_wrong() -> None:
-    assert [*wrong_hooks(Good), *wrong_facts(Good)] == []
-    (found,) = wrong_facts(NamesFacts)
-    assert found == "`requires` must be a tuple of types, such as `(Caller,)`"
-
-
-def test_the_api_of_a_plugin_is_in_its_class_or_in_its_module() -> None:
-    class Newer(Plugin):
-        API = 2
-
-    assert (api_of(Flushes), api_of(Newer), api_of(Good)) == (1, 2, None)
 
 
 def test_a_plugin_that_answers_above_the_routing_is_warned_of() -> None:
@@ -558,10 +515,6 @@ class OrderRoutes(Plugin):
     provides: ClassVar[tuple[type, ...]] = (Route,)
 
 
-class EditsNothing(Plugin):
-    edits = True
-
-
 class CountsAndEdits(Plugin):
     edits = True
     counts = True
@@ -585,12 +538,6 @@ def test_an_editor_below_what_counts_is_refused_with_the_cure(counter: type[Plug
     assert str(refused.value) == (
         f"'Redact' changes the request below '{name}', which decides by what it says: move 'Redact' above '{name}'"
     )
-
-
-def test_an_editor_needs_the_hook_in_which_it_edits() -> None:
-    assert list(wrong_hooks(EditsNothing)) == [
-        "`edits = True` is declared, but there is no `on_request` that changes the request"
-    ]
 
 
 # Only a plugin that declares it may change the request, in `on_request` and in `explain`.
@@ -675,16 +622,6 @@ async def test_a_test_may_call_the_hook_itself() -> None:
     of = exchange()
     await Edits().on_request(of)
     assert (of.model, of.changed_by) == ("other", ("test",))
-
-
-def test_the_chain_refuses_an_editor_below_routing() -> None:
-    class Identifies(Plugin):
-        provides = (Caller,)
-
-    plugins = (Identifies(), ModelRouting(), Edits())
-    with pytest.raises(GatewayError, match="move 'Edits' above 'ModelRouting'"):
-        Chain([Entry(type(plugin).__name__, plugin) for plugin in plugins])
-    assert Route in ModelRouting.provides
 
 
 # What plugins begin with their services ends with them: after `stop`, and where a start fails.

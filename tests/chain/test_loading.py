@@ -208,6 +208,11 @@ def write(folder: Path, name: str, body: str) -> None:
             "    name: str = ''\n    async def on_requst(self, exchange): ...",
             "`on_requst` is not a hook and is never called: did you mean `on_request`? ({file}, line 5)",
         ),
+        (
+            "    async def on_flush_all(self): ...",
+            "`on_flush_all` is not a hook and is never called: call it otherwise ({file}, line 4)",
+        ),
+        ("    edits = True", "`edits = True` is declared, but there is no `on_request` that changes the request"),
         ("    requires = ('Caller',)", "`requires` must be a tuple of types, such as `(Caller,)`"),
         (
             "    API = 2",

@@ -273,11 +273,6 @@ def test_half_of_a_line_end_is_not_an_event_boundary() -> None:
     assert stream.feed(data[-1:]) == data
 
 
-def test_events_with_different_line_ends_in_one_read_are_separated() -> None:
-    stream = read(event(text("a")).replace(b"\n", b"\r"), DONE)
-    assert stream.events == 2 and stream.done
-
-
 def test_an_unfinished_event_is_never_relayed() -> None:
     stream, relayed = feed_cut(event(text("a")) + event(text("b"))[:-1])
     assert b"".join(relayed) == event(text("a"))
@@ -483,37 +478,12 @@ def test_a_finish_alone_is_not_complete_before_the_end() -> None:
 # As providers send it: their order and fields, with text of our own
 
 
-def test_openai_sends_the_role_first_pads_each_chunk_and_ends_with_usage_alone() -> None:
-    body = [
-        event(chunk({"role": "assistant", "content": "", "refusal": None}, usage=None, obfuscation="ab")),
-        event(text("Hi", usage=None, obfuscation="abcdefgh")),
-        event(chunk(finish="stop", usage=None, obfuscation="a")),
-        event(
-            {
-                "choices": [],
-                "usage": {**COUNTED, "completion_tokens_details": {"reasoning_tokens": 3}},
-                "obfuscation": "",
-            }
-        ),
-        DONE,
-    ]
-    stream, relayed = feed_cut(b"".join(body), drop_usage=True)
-    assert b"".join(relayed) == b"".join([*body[:3], DONE])
-    assert reported(stream) == REPORTED and stream.complete
-
-
 def test_groq_reports_usage_in_its_own_field_and_names_its_error_events() -> None:
     first = event(chunk({"role": "assistant", "content": ""}, x_groq={"id": "req_1"}))
     stream = read(first, event(text("Hi")), event(chunk(finish="stop", x_groq={"id": "req_1", "usage": COUNTED})), DONE)
     assert reported(stream) == REPORTED and stream.complete
     failed = read(first, event({"error": {"message": "tool call validation failed", "status_code": 400}}, "error"))
     assert failed.error_relayed and not failed.first_error and not failed.complete
-
-
-def test_deepseek_and_huggingface_send_null_in_each_chunk_and_usage_with_the_finish() -> None:
-    body = [event(chunk({"content": None, "reasoning_content": word}, usage=None)) for word in ("so", " it", " is")]
-    stream = read(*body, event(chunk({"content": ""}, finish="stop", usage=COUNTED)), DONE, drop_usage=True)
-    assert reported(stream) == REPORTED and stream.complete and stream.events == 5
 
 
 def test_openrouter_comments_first_then_may_fail_beside_choices_with_a_number_as_code() -> None:

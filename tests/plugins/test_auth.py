@@ -108,13 +108,6 @@ async def test_budgets_and_limits_are_the_accounts_own_field_by_field_and_else_i
         assert (known.token_budgets, known.token_limits) == (Budgets(), AccountLimits())
 
 
-async def test_an_account_and_a_token_without_restrictions_have_none(given: Services, auth: Auth) -> None:
-    asked = with_token((await given.store.tokens.create("alice")).token)
-    await run_request(auth, asked, given)
-    assert asked[Caller].account_models is None
-    assert asked[Caller].token_models is None
-
-
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
 async def test_the_scheme_is_read_in_any_case(given: Services, auth: Auth, scheme: str) -> None:
     asked = with_token((await given.store.tokens.create("alice")).token, scheme)

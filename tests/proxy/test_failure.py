@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from gateway.base.errors import Refused
 from gateway.proxy import failure
-from gateway.proxy.failure import UpstreamFailure, of_answer, retry_after_s, should_retry
+from gateway.proxy.failure import UpstreamFailure, of_answer, retry_after_s
 from gateway.proxy.pool import MAX_ACCOUNTS, Credentials
 from gateway.proxy.upstream import keep_only_id, kept_id
 from gateway.store.channels import SUSPENDED_S, CredentialStates
@@ -61,11 +61,6 @@ def test_a_callers_mistake_without_a_usable_message_keeps_its_status(
     assert "page" not in result.error.message
 
 
-@pytest.mark.parametrize("text", [b'{"error": "no such model"}', b'{"message": "no such model", "object": "error"}'])
-def test_other_error_shapes_are_understood(text: bytes) -> None:
-    assert of_answer(404, JSON, text, ()).error.message == "no such model"
-
-
 QUOTA = [
     {"code": "insufficient_quota", "type": "insufficient_quota"},
     {"code": "billing_hard_limit_reached"},
@@ -80,12 +75,6 @@ SPENT = [
     (402, {"message": "Your account is out of credits"}),
     (400, {"message": "Your credit balance is too low to access the Anthropic API. Please buy credits."}),
 ]
-
-
-@pytest.mark.parametrize(("status", "error"), SPENT)
-def test_an_answer_that_nothing_is_left_to_spend_is_about_the_credential(status: int, error: dict[str, str]) -> None:
-    result = of_answer(status, JSON, body(**error), KEYS)
-    assert (result.spent, result.credential_refused, result.final) == (True, True, False)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +97,7 @@ def test_what_a_request_can_cause_spends_no_credential(status: int, message: str
 def test_an_error_about_the_credential_is_not_shown(status: int, error: dict[str, str]) -> None:
     error = {"message": "key-one is bad"} | error
     result = of_answer(status, {**JSON, "Retry-After": "1"}, body(**error), KEYS)
-    assert result.credential_refused
-    assert not result.final
+    assert (result.spent, result.credential_refused, result.final) == (status != 401, True, False)
     assert (result.error.status, result.error.code) == (502, "upstream_auth_failed")
     assert (result.error.should_retry, result.error.retry_after_s) == (False, None)
     assert error["message"] not in result.error.message
@@ -225,7 +213,9 @@ def test_a_407_is_the_proxys() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 409, 413, 418, 429, 500, 502, 503, 504, 529])
-@pytest.mark.parametrize(("advice", "should_retry"), [("false", False), ("TRUE", True), ("", None), ("no", None)])
+@pytest.mark.parametrize(
+    ("advice", "should_retry"), [("false", False), ("TRUE", True), (" false ", False), ("", None), ("0", None)]
+)
 def test_the_upstreams_advice_is_passed_on(status: int, advice: str, should_retry: bool | None) -> None:
     result = of_answer(status, {**JSON, "x-should-retry": advice, "Retry-After": "30"}, b"{}", ())
     assert result.error.should_retry is should_retry
@@ -294,13 +284,6 @@ def test_the_wait(headers: dict[str, str], wait_s: float | None) -> None:
     assert retry_after_s(CIMultiDict(headers)) == wait_s
 
 
-@pytest.mark.parametrize(
-    ("text", "advice"), [("true", True), ("False", False), (" false ", False), ("0", None), ("", None)]
-)
-def test_whether_to_retry(text: str, advice: bool | None) -> None:
-    assert should_retry(CIMultiDict({"X-Should-Retry": text})) is advice
-
-
 # What is kept of the head of an upstream's answer.
 @pytest.mark.parametrize(
     ("value", "kept"),
@@ -316,9 +299,6 @@ def test_whether_to_retry(text: str, advice: bool | None) -> None:
 )
 def test_an_id_is_visible_ascii_of_bounded_length(value: str, kept: str) -> None:
     assert kept_id(CIMultiDict({"X-Request-ID": value})) == kept
-
-
-def test_an_answer_without_an_id_has_none() -> None:
     assert kept_id({}) == ""
 
 
@@ -344,15 +324,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
     monkeypatch.setattr("time.monotonic", clock)
     return clock
-
-
-def test_credentials_are_used_in_turn() -> None:
-    credentials = Credentials(["a", "b", "c"])
-    assert [credentials.next("openai") for _ in range(7)] == list("abcabca")
-
-
-def test_a_channel_without_credentials_has_an_empty_one() -> None:
-    assert Credentials([]).next() == ""
 
 
 def test_a_refused_credential_is_suspended_and_used_again_later(clock: FakeClock) -> None:

@@ -48,16 +48,6 @@ async def refused(work: Any) -> str:
     return caught.value.kind
 
 
-async def test_a_creation_that_is_repeated_with_its_key_finds_the_account(local_client_with: LocalClientWith) -> None:
-    body = NewAccount("alice", external_id="a@example.com")
-    first = await accounts.create(local_client_with("one"), body=body)
-    assert await accounts.create(local_client_with("one"), body=body) == first
-    for key in ("two", ""):
-        assert await refused(accounts.create(local_client_with(key), body=body)) == "exists"
-    await created(local_client_with(""), "robert")
-    assert await refused(accounts.create(local_client_with(""), body=NewAccount("robert"))) == "exists"
-
-
 async def test_an_account_without_an_id_gets_one_which_its_key_repeats(local_client_with: LocalClientWith) -> None:
     body = NewAccount(external_id="cus_Q1", name="Acme, Inc.", metadata={"plan": "pro"})
     first = await accounts.create(local_client_with("one"), body=body)

@@ -15,7 +15,7 @@ from gateway.admin.actions.accounts import NewAccount
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.requests import Filters, Found, FoundRecord, RequestPage, Requests, SearchQuery, record_of
 from gateway.admin.actions.tokens import NewToken
-from gateway.admin.actions.usage import Followed, Summary, SumsQuery, dicts
+from gateway.admin.actions.usage import Summary, SumsQuery, dicts
 from gateway.base.errors import GatewayError, Refused
 from gateway.base.ids import utc
 from gateway.domain.exchange import Outcome
@@ -263,13 +263,6 @@ async def test_an_export_has_every_record_once_and_no_formula(
     assert lines[0]["charge_micros"] == "123"
     few = await usage.export(local_client, query=Filters(account="bbb", since="2027-01"))
     assert len("".join([piece async for piece in few.pieces]).splitlines()) == 4
-
-
-async def test_a_feed_selects(local_client: LocalClient) -> None:
-    feed = await usage.live(local_client, query=Followed(account="aaa", outcome=Outcome.COMPLETED))
-    assert feed.selects(end(arrival(), account="aaa"))
-    assert not feed.selects(end(arrival(), account="aaa", outcome=Outcome.CALLER_GONE))
-    assert not feed.selects(end(arrival()))
 
 
 async def found(local_client: LocalClient, text: str) -> tuple[list[str], list[str], list[str]]:

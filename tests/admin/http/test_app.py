@@ -31,7 +31,7 @@ from tests.records import arrival, end
 
 
 # The admin port answers callers with the token, waits for its address, and stops without waiting for its clients.
-@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "\x80"])
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "\x80", "sk-mgmt-000000000000-guessed"])
 async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
     client_with: ClientWith, token: str
 ) -> None:
