@@ -11,8 +11,8 @@ from decimal import Decimal
 from importlib.metadata import entry_points
 from importlib.resources import files
 from io import StringIO
-from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ from gateway.config.channel import (
     auth_of,
     credential_warnings,
 )
-from gateway.config.decode import Section, convert, describe_type
+from gateway.config.decode import Section, convert
 from gateway.config.document import Document, find, shipped
 from gateway.config.model import Cost, Model, Serving, Tier
 from gateway.config.schema import (
@@ -119,6 +119,19 @@ WRONG = {
     "models: {m: {input: 0,15, output: 1, channels: [a]}}": "1: models.m.15: unknown setting; "
     "known here: affinity, audio_tokens, cache_write, cached_input, cannot, channels, character, context_length, fallback, "
     "file_tokens, free, image, image_tokens, input, max_output_tokens, order, output, request, second, service_tiers, tiers",
+    "workers: 1.5": "1: workers: must be a whole number, not a fraction",
+    "workers: true": "1: workers: must be a whole number, not true or false",
+    "data: 1.5": "1: data: must be text, not a fraction; put it in quotes",
+    "data: false": "1: data: must be text, not true or false; put it in quotes",
+    "plugins: [{use: auth, enabled: 'true'}]": "1: plugins[0].enabled: must be true or false, not text; write it plainly, "
+    "without quotes",
+    "plugins: [{use: auth, enabled: 1}]": "1: plugins[0].enabled: must be true or false, not a whole number",
+    "models: {m: {input: [], output: 1, channels: [a]}}": "1: models.m.input: must be a number or null, not a list",
+    "models: {m: {free: true, channels: a}}": "1: models.m.channels: must be a list, not text",
+    "models: {m: {free: true, channels: [a, 1]}}": "1: models.m.channels[1]: must be text or a mapping, not a whole number; "
+    "put it in quotes",
+    "alerts: []": "1: alerts: must be a mapping or null, not a list",
+    "store: {'`x`': 1}": "1: store.`x`: unknown setting; known here: accept_loss, connect_for, connections, timeout",
     # Sections that are there and empty
     "port:": f"1: port: {NO_MAPPING}",
     "channels:": "1: channels: must be a mapping of names to settings",
@@ -190,10 +203,10 @@ WRONG = {
     "groups: {g: {limits: {day: 1}}}": (
         "1: groups.g.limits.day: unknown setting; known here: concurrent, requests_per_minute, tokens_per_minute"
     ),
-    "time_zone: Mars/Olympus": f"1: time_zone: {ZONE}",
-    "time_zone: ../../etc/passwd": f"1: time_zone: {ZONE}",
-    "time_zone: Europe": f"1: time_zone: {ZONE}",
-    "time_zone: ''": f"1: time_zone: {ZONE}",
+    **{
+        f"time_zone: '{name}'": f"1: time_zone: {ZONE}"
+        for name in ("", "utc ", "Mars/Olympus", "../zoneinfo/UTC", "/etc/passwd", "Europe", "x" * 9999)
+    },
     # Prices
     f"{CHANNEL}models:\n  m: {{channels: [up]}}": f"3: models.m: {PRICE}",
     f"{CHANNEL}models: {{m: {{input: 1, channels: [up]}}}}": f"2: models.m: {PRICE}",
@@ -355,12 +368,6 @@ def test_the_name_of_a_channel_is_short_for_its_long_form(tmp_path: Path) -> Non
     )
 
 
-def test_prices_are_exact(tmp_path: Path) -> None:
-    model = loaded(tmp_path, f"{CHANNEL}models: {{m: {{input: 0.15, output: 999999.999999, channels: [up]}}}}")
-    assert model.config.models["m"].input == Decimal("0.15")
-    assert model.config.models["m"].output == Decimal("999999.999999")
-
-
 def test_the_demo_is_accepted() -> None:
     chain = loading.build(load(shipped("demo.yaml"), {}))
     assert [entry.name for entry in chain.entries] == ["usage-logger", "auth", "rate-limit", "quota", "model-routing"]
@@ -470,97 +477,6 @@ def test_every_setting_is_read_somewhere() -> None:
             assert re.search(rf"\.{name}\b", code), f"{kind.__name__}.{name}"
 
 
-# A setting of the wrong type is an error in plain description.
-class Inner(msgspec.Struct, forbid_unknown_fields=True):
-    deep: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1
-    way: Literal["in", "out"] = "in"
-
-
-class Outer(msgspec.Struct, forbid_unknown_fields=True):
-    must: int
-    text: str = ""
-    flag: bool = False
-    price: Decimal | None = None
-    items: list[str | Inner] = []
-    inner: Inner | None = None
-    names: dict[str, int] = {}
-
-    def __post_init__(self) -> None:
-        if self.must == 13:
-            raise ValueError("must is unlucky at `$.text`")
-
-
-DECODE_WRONG: list[tuple[Any, str]] = [
-    ({}, "here: `must` is missing; add it"),
-    ([], "here: must be a mapping, not a list"),
-    ("x", "here: must be a mapping, not text"),
-    (None, "here: must be a mapping, not null; give it one, or remove the key"),
-    ({"must": "1"}, "here.must: must be a whole number, not text; write it plainly, without quotes"),
-    ({"must": 1.5}, "here.must: must be a whole number, not a fraction"),
-    ({"must": True}, "here.must: must be a whole number, not true or false"),
-    ({"must": 13}, "here: must is unlucky at `$.text`"),
-    ({"must": 1, "text": 5}, "here.text: must be text, not a whole number; put it in quotes"),
-    ({"must": 1, "text": 1.5}, "here.text: must be text, not a fraction; put it in quotes"),
-    ({"must": 1, "text": False}, "here.text: must be text, not true or false; put it in quotes"),
-    ({"must": 1, "flag": "true"}, "here.flag: must be true or false, not text; write it plainly, without quotes"),
-    ({"must": 1, "flag": 1}, "here.flag: must be true or false, not a whole number"),
-    ({"must": 1, "price": "cheap"}, "here.price: must be a number, such as 0.15"),
-    ({"must": 1, "price": []}, "here.price: must be a number or null, not a list"),
-    ({"must": 1, "items": "a"}, "here.items: must be a list, not text"),
-    ({"must": 1, "items": ["a", 1]}, "here.items[1]: must be text or a mapping, not a whole number; put it in quotes"),
-    ({"must": 1, "items": [{"deep": 0}]}, "here.items[0].deep: must be a number > 0"),
-    ({"must": 1, "items": [{"deep": 61}]}, "here.items[0].deep: must be a number <= 60"),
-    ({"must": 1, "items": [{"way": "hidden-value"}]}, "here.items[0].way: must be in or out"),
-    ({"must": 1, "items": [{"x": 1}]}, "here.items[0].x: unknown setting; known here: deep, way"),
-    ({"must": 1, "inner": {"way": "up"}}, "here.inner.way: must be in or out"),
-    ({"must": 1, "inner": {"x": 1}}, "here.inner.x: unknown setting; known here: deep, way"),
-    (
-        {"must": 1, "names": {"a": "b"}},
-        "here.names: must be a whole number, not text; write it plainly, without quotes",
-    ),
-    ({"must": 1, "x": 1}, "here.x: unknown setting; known here: flag, inner, items, must, names, price, text"),
-    ({"must": 1, "`x`\n": 1}, "here.`x`\\n: unknown setting; known here: flag, inner, items, must, names, price, text"),
-]
-
-
-@pytest.mark.parametrize(("value", "error"), DECODE_WRONG, ids=[repr(value) for value, _ in DECODE_WRONG])
-def test_a_wrong_value_is_an_error_with_its_place_and_a_remedy(value: object, error: str) -> None:
-    with pytest.raises(Misconfigured) as refused:
-        convert(Document(Path("f")), ("here",), value, Outer)
-    assert str(refused.value) == f"f:1: {error}"
-    assert refused.value.__cause__ is None, "the error of the library is not shown"
-
-
-def test_a_valid_value_is_converted() -> None:
-    given = {"must": 1, "price": 0.15, "items": ["a", {"deep": 2}], "inner": {"way": "out"}, "names": {"a": 1}}
-    expected = Outer(must=1, price=Decimal("0.15"), items=["a", Inner(deep=2)], inner=Inner(way="out"), names={"a": 1})
-    assert convert(Document(Path("f")), (), given, Outer) == expected
-
-
-@pytest.mark.parametrize(
-    ("type_", "description"),
-    [
-        (int, "a whole number"),
-        (float, "a number"),
-        (bool, "true or false"),
-        (str, "text"),
-        (Decimal | None, "a number or null"),
-        (Annotated[int, msgspec.Meta(ge=1)], "a whole number"),
-        (Literal["refuse", "ignore"], "refuse or ignore"),
-        (list[str], "a list of text"),
-        (tuple[int, ...], "a list of a whole number"),
-        (list, "a list"),
-        (dict[str, Any], "a mapping"),
-        (Inner | None, "a mapping or null"),
-        (Any, "Any"),
-        (PurePath, "PurePath"),
-        (Path, "a path"),
-    ],
-)
-def test_a_type_is_described_in_words(type_: object, description: str) -> None:
-    assert describe_type(type_) == description
-
-
 class Placed(msgspec.Struct):
     at: Path = Path("default")
     more: dict[str, Path] = {}
@@ -613,14 +529,14 @@ def read(tmp_path: Path, model: str) -> Model:
 def test_every_part_of_a_price_is_read_exactly(tmp_path: Path) -> None:
     model = read(
         tmp_path,
-        "{input: 2.50, cached_input: 1.25, cache_write: 3.125, output: 10.00, request: 0.005, "
+        "{input: 2.50, cached_input: 1.25, cache_write: 3.125, output: 999999.999999, request: 0.005, "
         "tiers: [{above: 128000, input: 5.00, output: 15.00}, {above: 256000, cached_input: 0.1}], "
         "channels: [{use: up, cost: {input: 2.00, cached_input: 1.00, output: 8.00, tiers: [{above: 9, output: 9}]}}]}",
     )
     assert model == Model(
         [Serving("up", cost=Cost(Decimal(2), Decimal(8), Decimal(1), tiers=(Tier(9, output=Decimal(9)),)))],
         Decimal("2.5"),
-        Decimal(10),
+        Decimal("999999.999999"),
         cached_input=Decimal("1.25"),
         cache_write=Decimal("3.125"),
         request=Decimal("0.005"),
@@ -709,25 +625,11 @@ def test_utc_needs_no_files_and_others_say_what_to_install() -> None:
         time_zone("Europe/Berlin")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "utc ", "Mars/Olympus", "../zoneinfo/UTC", "/etc/passwd", "Europe", "a\0b", "x" * 9999]
-)
-def test_any_other_text_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no such time zone"):
-        time_zone(name)
-
-
 # Origins are written as browsers write them, and each is named.
 def origins_loaded(folder: Path, *origins: str) -> tuple[str, ...]:
     file = folder / "gateway.yaml"
     file.write_text(f"port: {{cors_origins: {list(origins)}}}\n")
     return load(file).config.port.cors_origins
-
-
-def test_none_is_the_default() -> None:
-    from gateway.config.schema import Port
-
-    assert Port().cors_origins == ()
 
 
 def test_origins_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -825,12 +727,6 @@ def test_an_address_is_accepted_and_not_shown(tmp_path: Path, url: str) -> None:
     assert (config.alerts.webhook, config.alerts.low_balance) == (url, Decimal("5.5"))
     assert url not in repr(config)
     assert "password" not in config.alerts.host
-
-
-def test_without_the_section_there_are_no_alerts(tmp_path: Path) -> None:
-    file = tmp_path / "gateway.yaml"
-    file.write_text("workers: 1\n")
-    assert load(file, {}).config.alerts is None
 
 
 # What a channel may add to its requests: a mistake is one line with its place, and no secret is shown anywhere.
