@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.base.errors import Refused, StoreAway, StoreError
+from gateway.base.errors import Refused, StoreError
 from gateway.operations.kept import KeptId
 from gateway.store import accounts as directory
 from gateway.store import kept_ids
 from gateway.store.accounts import CHANGED, Account, AccountError, Accounts, AccountStatus, Directory, account_key
-from gateway.store.circuit_breaker import AccountBreaker, digest_of
+from gateway.store.circuit_breaker import AccountBreaker
 from gateway.store.client.client import Client
 from gateway.store.external_ids import PREFIX, UNCONFIRMED_S, ExternalIds
 from gateway.store.kept_ids import KeptIds
@@ -90,15 +89,6 @@ async def test_an_account_that_cannot_be_read_is_left_out_and_named(accounts: Ac
     assert [(each["event"], each["account"]) for each in logs] == [("account_unreadable", "bobby")] * 2
     with pytest.raises(StoreError, match="the account `bobby` has no balance in the store"):
         await accounts.get("bobby")
-
-
-async def test_a_store_that_is_away_raises_store_away(tmp_path: Path) -> None:
-    away = Client.connect(f"unix://{tmp_path}/nothing")
-    with pytest.raises(StoreAway):
-        [account async for account in Accounts(away).all()]
-    with pytest.raises(StoreAway):
-        await Accounts(away).get("alice")
-    await away.close()
 
 
 # The directory of a process has every account that another process writes, at once; and what left no word of it, before long.
@@ -368,12 +358,6 @@ async def test_the_wait_ends_when_the_worker_stops(client: Client) -> None:
     assert await AccountBreaker(health, "one").wait_s([A], 0) == 0
 
 
-def test_the_digest_is_short_and_stable() -> None:
-    assert digest_of("acme") == digest_of("acme") != digest_of("other")
-    assert len(digest_of("acme")) == 16
-    assert digest_of("") == ""
-
-
 # Ids of what upstreams keep, in a real store: whose they are, how many, and for how long.
 KEPT = KeptId("up", "f" * 12, "words", "resp_1", 30, True)
 
@@ -391,13 +375,6 @@ async def test_an_id_is_known_to_its_account_alone(client: Client) -> None:
         assert await ids.find(other, ["resp_1"]) == {}
     await ids.forget("alice", "resp_1")
     assert await ids.find("alice", ["resp_1", "msg_1"]) == await ids.find("alice", ["msg_1"]) == {}
-
-
-async def test_what_is_learned_later_replaces_what_was_known(client: Client) -> None:
-    ids, before = KeptIds(client), KeptId("up", "f" * 12, "words", "resp_1")
-    await ids.remember("alice", {"resp_1": before})
-    await ids.remember("alice", {"resp_1": KEPT})
-    assert await ids.find("alice", ["resp_1"]) == {"resp_1": KEPT}
 
 
 async def test_the_oldest_are_forgotten_first(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

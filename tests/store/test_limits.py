@@ -225,19 +225,6 @@ async def test_a_request_is_allowed_where_account_and_token_allow_it_and_else_ta
             assert reply == [account.take(now, request_id, units), token.take(now, request_id, units)]
 
 
-async def test_after_the_wait_that_was_returned_a_request_is_allowed(scoped: ScopedLimits) -> None:
-    rules = AccountLimits(tokens_per_minute=600_000)
-    assert isinstance(await scoped.take("first", rules, 600_000), Taken)
-    asked = count()
-    while not isinstance(limited := await scoped.take(f"r{next(asked)}", rules, 200), Limited):
-        pass  # on a busy machine as many may be available again already
-    assert limited.kind == "tokens"
-    assert limited.retry_after_ms is not None
-    assert 1 <= limited.retry_after_ms <= 20
-    await asyncio.sleep(limited.retry_after_ms / 1000)
-    assert isinstance(await scoped.take("last", rules, 200), Taken)
-
-
 async def test_of_a_hundred_concurrent_requests_as_many_as_slots_are_allowed(scoped: ScopedLimits) -> None:
     rules = AccountLimits(concurrent=8)
     answers = await asyncio.gather(*(scoped.take(f"r{n}", rules) for n in range(100)))
@@ -247,33 +234,6 @@ async def test_of_a_hundred_concurrent_requests_as_many_as_slots_are_allowed(sco
     await asyncio.gather(*(scoped.give_back(f"r{n}") for n in taken[:3]))
     answers = await asyncio.gather(*(scoped.take(f"s{n}", rules) for n in range(100)))
     assert sum(isinstance(answer, Taken) for answer in answers) == 3
-
-
-async def test_of_a_hundred_concurrent_requests_as_many_as_the_rate_are_allowed(scoped: ScopedLimits) -> None:
-    answers = await asyncio.gather(*(scoped.take(f"r{n}", AccountLimits(requests_per_minute=7)) for n in range(100)))
-    assert sum(isinstance(answer, Taken) for answer in answers) == 7
-
-
-async def test_a_refused_request_takes_from_no_limit(scoped: ScopedLimits) -> None:
-    rules = AccountLimits(requests_per_minute=5, tokens_per_minute=1000, concurrent=1)
-    assert isinstance(await scoped.take("holds", rules, 10), Taken)
-    for n in range(20):
-        refused = await scoped.take(f"r{n}", rules, 10)
-        assert isinstance(refused, Limited)
-        assert refused.kind == "concurrent"
-        assert refused.retry_after_ms == 1000
-        assert refused.requests is not None
-        assert refused.requests.remaining == 4
-    await scoped.give_back("holds", 10)
-    refused = await scoped.take("large", rules, 1000)
-    assert isinstance(refused, Limited)
-    assert refused.kind == "tokens"
-    for n in range(4):
-        assert isinstance(await scoped.take(f"s{n}", rules), Taken)
-        await scoped.give_back(f"s{n}")
-    refused = await scoped.take("one too many", rules)
-    assert isinstance(refused, Limited)
-    assert refused.kind == "requests"
 
 
 async def test_what_remains_and_when_it_resets_is_returned(scoped: ScopedLimits) -> None:
@@ -286,56 +246,6 @@ async def test_more_tokens_than_a_minutes_limit_have_no_retry_time(scoped: Scope
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100)
     assert await scoped.take("large", rules, 101) == Limited("tokens", None)
     assert isinstance(await scoped.take("fits", rules, 100), Taken)
-
-
-async def test_a_repeated_request_takes_once(scoped: ScopedLimits) -> None:
-    rules = AccountLimits(requests_per_minute=2, tokens_per_minute=10, concurrent=1)
-    answers = await asyncio.gather(*(scoped.take("same", rules, 10) for _ in range(10)))
-    assert all(isinstance(answer, Taken) for answer in answers)
-    await scoped.give_back("same", 0)
-    answer = await scoped.take("another", rules, 10)
-    assert isinstance(answer, Taken)
-    assert answer.requests is not None
-    assert answer.requests.remaining == 0
-
-
-async def test_a_slot_is_given_back_once(scoped: ScopedLimits, client: Client) -> None:
-    rules = AccountLimits(tokens_per_minute=100, concurrent=2)
-    await scoped.take("a", rules, 50)
-    await scoped.take("b", rules, 50)
-    for _ in range(5):
-        await scoped.give_back("a", 20)
-    assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"b"]
-    assert isinstance(await scoped.take("c", rules, 31), Limited)
-    assert isinstance(await scoped.take("c", rules, 30), Taken)
-
-
-async def test_a_take_that_arrives_after_its_give_back_takes_nothing(scoped: ScopedLimits, client: Client) -> None:
-    rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100, concurrent=1)
-    await scoped.give_back("late")
-    await scoped.take("late", rules, 100)
-    assert isinstance(await scoped.take("next", rules, 100), Taken)
-    assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"next"]
-
-
-async def test_more_tokens_than_estimated_are_waited_for(scoped: ScopedLimits) -> None:
-    rules = AccountLimits(tokens_per_minute=60_000)
-    await scoped.take("a", rules, 0)
-    await scoped.give_back("a", 120_000)
-    limited = await scoped.take("b", rules, 0)
-    assert isinstance(limited, Limited)
-    assert limited.retry_after_ms is not None
-    assert 30_000 < limited.retry_after_ms <= 60_000
-
-
-async def test_a_slot_whose_lease_has_expired_is_free(scoped: ScopedLimits, client: Client) -> None:
-    rules = AccountLimits(concurrent=1)
-    await scoped.take("dead", rules)
-    assert isinstance(await scoped.take("next", rules), Limited)
-    await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "dead")
-    assert isinstance(await scoped.take("next", rules), Taken)
-    await scoped.give_back("dead")
-    assert isinstance(await scoped.take("third", rules), Limited)
 
 
 async def slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
@@ -515,9 +425,3 @@ def test_rules_out_of_range_are_refused(number: int) -> None:
     for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
         with pytest.raises(ValueError, match=f"{name} must be from 1"):
             AccountLimits(**{name: number})
-
-
-async def test_the_script_is_sent_again_after_a_flush_of_the_script_cache(scoped: ScopedLimits, client: Client) -> None:
-    assert isinstance(await scoped.take("a", AccountLimits(concurrent=1)), Taken)
-    await client.call("SCRIPT", "FLUSH")
-    assert isinstance(await scoped.take("b", AccountLimits(concurrent=1)), Limited)

@@ -98,14 +98,6 @@ async def test_keys_are_scanned_in_pages_over_the_existing_connection(client: Cl
     assert await connections() <= before
 
 
-async def test_an_unreachable_store_is_store_away() -> None:
-    client = Client.connect("redis://:hunter2@127.0.0.1:1")
-    with pytest.raises(StoreAway) as caught:
-        await client.call("PING")
-    assert "hunter2" not in str(caught.value)
-    await client.close()
-
-
 def test_an_unknown_kind_of_url_is_refused_without_showing_it() -> None:
     with pytest.raises(Misconfigured, match="must be `embedded` or begin with") as caught:
         Client.connect("amqp://user:hunter2@host")
@@ -235,17 +227,6 @@ async def test_a_reply_that_cannot_be_converted_is_an_error_of_its_call_alone(cl
     await connection.close()
 
 
-async def test_data_beyond_the_greeting_ends_the_connection() -> None:
-    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"+OK\r\n" * 9)
-        await reader.read()
-        writer.close()
-
-    async with peer(speak) as client:
-        with pytest.raises(StoreAway, match="InvalidResponse"):
-            await client.call("PING")
-
-
 @pytest.mark.parametrize("word", [*MOMENTARY, "NOSCRIPT", "WRONGTYPE", "ERR"])
 def test_an_error_is_the_same_with_and_without_a_class_of_redis_py(word: str) -> None:
     text = f"{word} 1 127.0.0.1:1"
@@ -337,13 +318,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
-
-
-def test_lines_are_returned_in_order() -> None:
-    recent = ReplayBuffer()
-    for line in (b'["a"]', b"{}", b'["b"]'):
-        recent.add(line)
-    assert list(recent) == list(recent) == [b'["a"]', b"{}", b'["b"]']
 
 
 def test_lines_are_in_order_across_segments() -> None:

@@ -186,10 +186,16 @@ async def test_a_cluster_takes_the_same_calls(start: StartServer) -> None:
 
 
 async def test_an_unreachable_store_is_store_away_in_every_topology(tmp_path: Path) -> None:
-    for url in ("redis://127.0.0.1:1", f"unix://{tmp_path}/none", "sentinel://127.0.0.1:1/m", "cluster://127.0.0.1:1"):
+    for url in (
+        "redis://:hunter2@127.0.0.1:1",
+        f"unix://{tmp_path}/none",
+        "sentinel://127.0.0.1:1/m",
+        "cluster://127.0.0.1:1",
+    ):
         async with connected(url) as client:
-            with pytest.raises(StoreAway):
+            with pytest.raises(StoreAway) as caught:
                 await client.call("PING")
+            assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", ["redis", "cluster"])
