@@ -351,12 +351,6 @@ async def types(outbox: Outbox) -> list[str]:
     return [entry.type for entry, _ in await outbox.pending(100)]
 
 
-async def test_of_many_claims_at_once_one_is_an_event(client: Client) -> None:
-    outbox = Outbox(client)
-    await asyncio.gather(*(outbox.claim(reach()) for _ in range(200)), *(outbox.claim(down()) for _ in range(200)))
-    assert sorted(await types(outbox)) == ["budget.reached", "channel.down"]
-
-
 async def test_it_is_an_event_again_when_its_window_is_over(client: Client) -> None:
     outbox = Outbox(client)
     for _ in range(2):
@@ -365,19 +359,6 @@ async def test_it_is_an_event_again_when_its_window_is_over(client: Client) -> N
     await asyncio.sleep(0.15)
     await outbox.claim(reach(window_ms=100))
     assert len(await types(outbox)) == 2
-
-
-async def test_an_end_without_a_beginning_is_nothing(client: Client) -> None:
-    outbox = Outbox(client)
-    assert await outbox.claim(up())
-    assert await types(outbox) == []
-
-
-async def test_a_condition_that_ended_may_begin_again(client: Client) -> None:
-    outbox = Outbox(client)
-    for claim in (down(), down(), up(), up(), down()):
-        assert await outbox.claim(claim)
-    assert sorted(await types(outbox)) == ["channel.down", "channel.down", "channel.up"]
 
 
 async def test_one_process_at_a_time_has_an_event_and_another_one_when_it_did_not_report(client: Client) -> None:

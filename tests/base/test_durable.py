@@ -25,11 +25,6 @@ Write = Callable[[Path, bytes], object]
 both = pytest.mark.parametrize("write", [durable.write, durable.create])
 
 
-def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(NEW)
-    assert durable.read(tmp_path / "file") == NEW
-
-
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
 def test_anything_else_is_not_read(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
@@ -87,19 +82,6 @@ durable.{call}(pathlib.Path(sys.argv[1]), b"new" * 100_000)
 def test_a_file_has_what_was_written_and_nothing_else_is_left(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "file", NEW)
     assert (tmp_path / "file").read_bytes() == NEW
-    assert names(tmp_path) == ["file"]
-
-
-def test_write_replaces_a_file(tmp_path: Path) -> None:
-    durable.write(tmp_path / "file", OLD)
-    durable.write(tmp_path / "file", NEW)
-    assert (tmp_path / "file").read_bytes() == NEW
-
-
-def test_create_leaves_a_file_as_it_is(tmp_path: Path) -> None:
-    assert durable.create(tmp_path / "file", OLD) is True
-    assert durable.create(tmp_path / "file", NEW) is False
-    assert (tmp_path / "file").read_bytes() == OLD
     assert names(tmp_path) == ["file"]
 
 

@@ -55,23 +55,6 @@ prices = st.decimals(0, 1_000_000, places=6)
 ratios = st.decimals(0, 1000, places=6)
 
 
-@given(tokens, tokens, prices, prices, ratios)
-def test_the_cost_is_the_exact_one_rounded_up_once(
-    prompt: int, completion: int, input_price: Decimal, output_price: Decimal, ratio: Decimal
-) -> None:
-    catalogue = Catalogue(
-        Config(
-            channels={"a": A},
-            models={"m": Model(["a"], input=input_price, output=output_price)},
-            groups={"g": Group(ratio=ratio)},
-        )
-    )
-    price = catalogue.price("m", "g")
-    assert price is not None
-    units = (prompt * Fraction(input_price) + completion * Fraction(output_price)) * Fraction(ratio) / 1_000_000
-    assert price.cost(prompt, completion) == math.ceil(units * 1_000_000)
-
-
 @given(tokens, tokens, st.integers(0, 10**12), st.integers(0, 10**12), st.fractions(0, 1000))
 def test_charging_in_parts_never_costs_less(one: int, other: int, to_read: int, to_write: int, by: Fraction) -> None:
     price = Price(to_read, to_write, by)

@@ -22,7 +22,6 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.own import MAX_METRICS, MAX_SERIES, OwnMetrics
 from gateway.metrics.registry import FAMILIES, Metrics
-from gateway.metrics.series import SharedHistogram
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failure import of_answer
 from gateway.store.channels import AccountCoolDown, ChannelStatus, Condition
@@ -114,40 +113,18 @@ def test_costs_and_margins_are_counted_where_they_are_known() -> None:
     assert value(samples, "unknown_costs_total", model="none", channel="none") == 0
 
 
-def test_a_refusal_is_counted_by_its_code_and_its_plugin() -> None:
-    shared = SharedNumbers()
-    metrics = Metrics(shared, CATALOGUE)
-    metrics.ended(refused("rate_limited", "rate-limit"))
-    metrics.ended(refused("service_unavailable"))
-    samples = scrape(shared)
-    assert value(samples, "errors_total", code="rate_limited", plugin="rate-limit") == 1
-    assert value(samples, "errors_total", code="service_unavailable", plugin="none") == 1
-    assert value(samples, "requests_total", outcome="refused", model="none", channel="none") == 2
-    assert value(samples, "first_byte_seconds_count", channel="none") == 0
-
-
-def test_a_hundred_thousand_invented_models_make_no_series() -> None:
+def test_a_thousand_invented_models_make_no_series() -> None:
     shared = SharedNumbers()
     metrics = Metrics(shared, CATALOGUE)
     metrics.ended(served("invented", "invented"))
     series = scrape(shared).keys()
     one = served()
-    for number in range(100_000):
+    for number in range(1000):
         one.model = one.channel = f"invented {number}"
         metrics.ended(one)
     samples = scrape(shared)
     assert samples.keys() == series
-    assert value(samples, "requests_total", outcome="completed", model="other", channel="other") == 100_001
-
-
-def test_invented_error_codes_are_bounded() -> None:
-    shared = SharedNumbers()
-    metrics = Metrics(shared, CATALOGUE)
-    for number in range(1000):
-        metrics.ended(refused(f"code_{number}", "mine"))
-    samples = scrape(shared)
-    errors = [count for (name, _), count in samples.items() if name == "errors_total"]
-    assert (len(errors), sum(errors)) == (65, 1000)
+    assert value(samples, "requests_total", outcome="completed", model="other", channel="other") == 1001
 
 
 def test_codes_of_upstreams_and_of_plugins_take_no_place_of_the_gateways_own() -> None:
@@ -164,6 +141,8 @@ def test_codes_of_upstreams_and_of_plugins_take_no_place_of_the_gateways_own() -
     samples = scrape(shared)
     assert value(samples, "errors_total", code="upstream_refused", plugin="none") == 70
     assert value(samples, "errors_total", code="other", plugin="mine") == 6
+    assert value(samples, "requests_total", outcome="refused", model="none", channel="none") == 142
+    assert value(samples, "first_byte_seconds_count", channel="none") == 0
     assert value(samples, "errors_total", code="insufficient_balance", plugin="quota") == 1
     assert value(samples, "errors_total", code="unknown_path", plugin="none") == 1
 
@@ -560,14 +539,6 @@ def test_series_beyond_the_memory_are_not_shared_and_that_is_logged_once() -> No
     assert 50 < len(stored) < 1000
     assert all(numbers == [float(key[0].split()[1])] for key, numbers in stored.items())
     assert [line["event"] for line in lines] == ["metrics_full"]
-
-
-def test_a_value_equal_to_a_bound_is_counted_in_its_range() -> None:
-    shared = SharedNumbers()
-    for seconds in (0.05, 0.1, 0.2, 5.0):
-        SharedHistogram(shared.at(("h",), 4), (0.1, 1.0)).observe(seconds)
-    ((_, numbers),) = shared
-    assert numbers == [2.0, 1.0, 1.0, 5.35]
 
 
 def test_an_entry_that_cannot_be_read_is_skipped() -> None:
