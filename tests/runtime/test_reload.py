@@ -111,20 +111,6 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
     assert stopped == ["old", "new"]
 
 
-@pytest.mark.parametrize(
-    "bad", ["{", "plugins: []", "plugins: [{use: nobody}]", "models: {m: {free: true, channels: [nobody]}}"]
-)
-async def test_a_bad_file_changes_nothing(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, bad: str
-) -> None:
-    async with running(stamped(upstream.base_url, "old"), tmp_path, store_url) as gateway:
-        async with FileReloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
-            (tmp_path / "gateway.yaml").write_text(bad)
-            assert not await reloader.run_once()
-        assert await generation_of(gateway) == (200, "1")
-        assert await stamp_of(gateway, await gateway.token()) == "old"
-
-
 def test_what_needs_a_restart_is_named() -> None:
     current = Config()
     new = msgspec.structs.replace(current, listen="127.0.0.1:1", workers=3, models={})

@@ -90,16 +90,6 @@ def waiting(trace: Path, line: str, before_line: Callable[[], None] = lambda: No
     return work
 
 
-def test_add_returns_once_the_child_is_ready(supervisor: Supervisor, trace: Path) -> None:
-    def work(ready: Ready) -> None:
-        append(trace, "prepared")
-        ready()
-        signal.pause()
-
-    supervisor.add("child", work)
-    assert trace.read_text() == "prepared\n"
-
-
 def failing(error: Exception) -> Work:
     def work(ready: Ready) -> None:
         raise error
@@ -201,27 +191,6 @@ def restore() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_sets_stop_and_what_follows_still_runs() -> None:
-    ended = []
-
-    async def serve(stop: asyncio.Event) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(stop.wait(), PATIENCE_S)
-        await asyncio.sleep(0.01)
-        ended.append(True)
-
-    run_until_terminated(serve)
-    assert ended == [True]
-
-
-def test_an_error_is_raised() -> None:
-    async def serve(stop: asyncio.Event) -> None:
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        run_until_terminated(serve)
-
-
 @pytest.mark.parametrize("new_loop", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_task_or_a_callback_that_exits_ends_nothing_else(
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None,
@@ -248,10 +217,11 @@ def test_a_task_or_a_callback_that_exits_ends_nothing_else(
         await asyncio.to_thread(ended.sort)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(stop.wait(), PATIENCE_S)
+        await work(10)
 
     with capture_logs() as lines:
         run_until_terminated(serve, new_loop)
-    assert ended == list(range(10))
+    assert ended == list(range(11)), "what follows SIGTERM still runs"
     assert {line["event"] for line in lines} == {"task_exited"}
 
 
@@ -507,12 +477,6 @@ async def test_of_all_workers_one_sweeps_within_the_interval(store: Store, clien
     assert await balance_and_held(client) == (100, 0)
 
 
-async def test_the_journal_is_delivered(store: Store, client: Client) -> None:
-    store.journal.append(Settlement(ACCOUNT, new_request_id(), 7))
-    await Maintenance(store).run_once()
-    assert await balance_and_held(client) == (93, 0)
-
-
 async def test_a_settlement_that_the_store_refuses_does_not_stop_the_others(store: Store, client: Client) -> None:
     store.journal.append(Settlement(ACCOUNT, "not-a-uuid", 7))
     store.journal.append(Settlement(ACCOUNT, new_request_id(), 7))
@@ -543,20 +507,15 @@ async def pending(client: Client, number: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_noted_is_written(client: Client) -> None:
+async def test_what_is_noted_is_written_and_the_last_events_when_the_worker_stops(client: Client) -> None:
     alerts = Alerts(client, Channels(client), SETTINGS)
     async with AlertWriter(alerts):
         for number in range(200):
             alerts.balance(f"account{number}", 1)
         await pending(client, 200)
-
-
-async def test_the_last_events_are_written_when_the_worker_stops(client: Client) -> None:
-    alerts = Alerts(client, Channels(client), SETTINGS)
-    async with AlertWriter(alerts):
         for number in range(200):
-            alerts.balance(f"account{number}", 1)
-    assert len(await Outbox(client).pending(1000)) == 200
+            alerts.balance(f"more{number}", 1)
+    assert len(await Outbox(client).pending(1000)) == 400
 
 
 async def test_a_store_that_is_away_is_logged_once_and_nothing_is_lost(

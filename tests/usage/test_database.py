@@ -76,36 +76,6 @@ def summed(home: Home) -> list[dict[str, object]]:
     return [dict(zip((*GROUPS, *SUMS), (*key, *totals[key]), strict=True)) for key in sorted(totals)]
 
 
-def test_an_arrival_is_an_open_row(database: Home) -> None:
-    opened = arrival()
-    database.write([opened])
-    assert queries.find(database, opened.id) == opened
-    assert rolled_up(database) == []
-
-
-def test_an_end_replaces_its_arrival(database: Home) -> None:
-    opened = arrival()
-    database.write([opened])
-    database.write([end(opened)])
-    assert list(queries.select(database)) == [end(opened)]
-
-
-def test_an_end_that_comes_before_its_arrival_stays(database: Home) -> None:
-    opened = arrival()
-    database.write([end(opened)])
-    database.write([opened])
-    assert list(queries.select(database)) == [end(opened)]
-
-
-def test_writing_a_record_again_changes_nothing(database: Home) -> None:
-    opened = arrival()
-    for _ in range(3):
-        database.write([opened, end(opened)])
-        database.write([end(opened, charge_micros=999)])
-    assert list(queries.select(database)) == [end(opened)]
-    assert [day["charge_micros"] for day in rolled_up(database)] == [123]
-
-
 def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: Home) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new, end(old), end(new)])
@@ -119,21 +89,6 @@ def test_close_crashed_closes_only_old_open_requests(database: Home) -> None:
     assert close_open(database, NEW_YEAR_MS + 5000) == 1
     outcomes = {row.id: row.outcome for row in queries.select(database)}
     assert outcomes == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
-
-
-def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: Home) -> None:
-    opened = arrival()
-    database.write([opened])
-    close_open(database, arrival_ms(opened.id) + 1)
-    database.write([end(opened)])
-    assert queries.find(database, opened.id) == end(opened)
-    check_sums(database)
-
-
-def test_close_crashed_never_replaces_an_actual_end(database: Home) -> None:
-    opened = arrival()
-    database.write([end(opened, outcome=Outcome.CALLER_GONE)])
-    assert close_open(database, arrival_ms(opened.id) + 1) == 0
 
 
 def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: Home) -> None:
@@ -355,14 +310,6 @@ def test_the_size_of_the_batches_changes_nothing(database: Home, records: list[R
     expected = {record.id: record for record in ENDED if record in records}
     assert {record.id: record for record in queries.select(database)} == expected
     check_sums(database)
-
-
-def test_ends_have_their_places_in_the_order_in_which_they_came(database: Home) -> None:
-    tail = queries.Tail(database, queries.START)
-    database.write([*OPENED, *ENDED])
-    assert [record for _, record in tail.poll()] == ENDED
-    database.write([end(OPENED[1], account="again")])
-    assert tail.poll() == []
 
 
 def test_sums_beyond_what_a_file_can_hold_stop_no_record(database: Home) -> None:

@@ -473,12 +473,6 @@ def an_id(ago_ms: int) -> str:
     return id_at(round(time.time() * 1000) - ago_ms)
 
 
-async def test_nothing_is_unasked_where_every_gateway_is_there(machines: list[Machine]) -> None:
-    for each in machines:
-        assert (await each.usage.ask(an_id(60_000))).unasked == []
-        assert (await each.usage.ask("no id")).unasked == []
-
-
 async def test_a_request_of_just_now_is_not_said_to_be_missing(machines: list[Machine]) -> None:
     one, *_ = machines
     unasked = (await one.usage.ask(an_id(0))).unasked

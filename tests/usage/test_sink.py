@@ -75,22 +75,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_records_move_from_the_stream_to_the_files(usage: UsageLog) -> None:
-    ended = await served(usage, 300)
-    await drain(sink_of(usage))
-    assert list(queries.select(usage.home)) == sorted(ended, key=lambda record: record.id)
-    assert await usage.length() == 0
-    assert await pending(usage) == 0
-
-
-async def test_more_than_a_batch_moves_batch_by_batch(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "BATCH", 7)
-    ended = await served(usage, 50)
-    await drain(sink_of(usage))
-    assert len(list(queries.select(usage.home))) == len(ended)
-    assert await usage.length() == 0
-
-
 async def test_the_next_sink_moves_what_a_killed_sink_had_read(usage: UsageLog) -> None:
     await drain(sink_of(usage))
     ended = await served(usage, 5)

@@ -112,16 +112,6 @@ def test_sums_are_those_of_the_log_whatever_is_written(
         now_ms += turn * 7 * 3_600_000
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    database = usage_database(tmp_path)
-    database.write(some(random.Random(1), 40))
-    database.close()
-    path_of(tmp_path, "2026-12").write_bytes(b"no database" * 1000)
-    unusable = list[UnusableFile]()
-    totals(UsageFiles(tmp_path), ("account",), Selected(), Order(ALL), unusable)
-    assert len(unusable) == 1
-
-
 # Sums from the sums by day, and from the requests themselves, are the same.
 @pytest.fixture
 def sums_database(home: Home) -> Home:
@@ -134,26 +124,6 @@ def sums_database(home: Home) -> Home:
             [end(opened, account="ab"[number % 2], model="mn"[number % 3 % 2], outcome=outcome, **changes)]
         )
     return sums_database
-
-
-@pytest.mark.parametrize("by", [["day"], ["month", "account"], ["model", "day", "channel", "token_id"], []])
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        Selected(),
-        Selected(account="a", model="m"),
-        Selected(since_ms=NEW_YEAR_MS, until_ms=NEW_YEAR_MS + DAY_MS),
-        Selected(until_ms=NEW_YEAR_MS),
-    ],
-)
-def test_both_ways_give_the_same(
-    sums_database: Home, monkeypatch: pytest.MonkeyPatch, by: list[str], wanted: Selected
-) -> None:
-    fast = grouped(sums_database, by, wanted, [])
-    assert fast
-    monkeypatch.setattr(sums, "_OF_DAYS", set())
-    if by:
-        assert grouped(sums_database, by, wanted, []) == fast
 
 
 def test_a_time_within_a_day_is_exact(sums_database: Home) -> None:
@@ -375,5 +345,6 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     unusable: list[UnusableFile] = []
     assert page(database, RequestsQuery("demo"), 10, unusable).records == [after]
     assert [line["requests"] for line in own_sums(database, "demo", [], "2026-01-01", "2027-12-31", unusable)] == [1]
-    assert len(unusable) == 2
+    totals(database, ("account",), Selected(), Order(ALL), unusable)
+    assert len(unusable) == 3
     assert all("usage-2026-12.sqlite" in str(error) for error in unusable)

@@ -207,16 +207,6 @@ async def test_an_answer_that_is_complete_stays_so(serve: Serve) -> None:
         assert b"error" not in got.body
 
 
-async def test_other_requests_of_a_connection_are_refused_as_before(serve: Serve) -> None:
-    async with Scripted([Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
-        token = await token_of(gateway)
-        async with sent(gateway, get("/v1/models", token.token)) as answer:
-            assert (await answer).status == 200
-        await gateway.store.tokens.delete(token.id)
-        async with sent(gateway, get("/v1/models", token.token)) as answer:
-            assert (await answer).error["code"] == "token_invalid"
-
-
 GROUPS = {"default": {}, "vip": {"ratio": 3}, "closed": {"enabled": False}, "few": {"models": []}}
 
 Change = Callable[[Store, str], Awaitable[object]]
