@@ -22,7 +22,7 @@ from gateway.base.errors import StoreAway
 from gateway.base.ids import now_ms
 from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
 from gateway.store.accounts import Accounts
-from gateway.store.channels import AccountCoolDown, ChannelReport, Channels, ChannelStatus, Condition
+from gateway.store.channels import AccountCoolDown, Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
@@ -127,21 +127,6 @@ async def test_the_claim_of_a_window_is_gone_after_its_end(client: Client) -> No
         assert 0 < await client.call("PTTL", name) <= LATE_MS
 
 
-async def test_a_low_balance_is_one_event_until_it_was_above_again(client: Client) -> None:
-    one, other = alerts_of(client), alerts_of(client)
-    one.balance("alice", 5_000_000)
-    for micros in (4_999_999, 3, 2, -1):
-        one.balance("alice", micros)
-        other.balance("alice", micros)
-    await written(one, other)
-    assert [event["type"] for event in await sent(client)] == ["balance.low"]
-    assert (await sent(client))[0]["data"]["available_micros"] == 4_999_999
-    one.balance("alice", 6_000_000)
-    one.balance("alice", 1)
-    await written(one)
-    assert len(await sent(client)) == 2
-
-
 async def test_a_recovery_is_noticed_by_a_process_that_never_saw_the_account_low(client: Client) -> None:
     one, other = alerts_of(client), alerts_of(client)
     one.balance("alice", 1)
@@ -181,25 +166,6 @@ async def test_a_process_that_starts_later_says_that_a_channel_is_up_again(clien
     other.channel_states({"a": HEALTHY, "b": HEALTHY})
     await written(other)
     assert [event["type"] for event in await sent(client)] == ["channel.down", "channel.up"]
-
-
-async def test_a_channel_that_is_down_has_its_last_error(client: Client) -> None:
-    await Channels(client).sync("w", {"a": ChannelReport(failed=3, error="upstream_timeout")})
-    alerts = alerts_of(client)
-    alerts.channel_states({"a": DOWN})
-    await written(alerts)
-    (event,) = await sent(client)
-    assert event["data"]["error"] == "upstream_timeout"
-    assert event["data"]["message"] == "channel a is not called after upstream_timeout"
-
-
-async def test_a_credential_is_named_by_its_index_once_an_hour(client: Client) -> None:
-    alerts = alerts_of(client)
-    for _ in range(5):
-        alerts.credential_refused("a", 1, 3)
-        alerts.credential_refused("a", 2, 3)
-    await written(alerts)
-    assert [event["data"]["number"] for event in await sent(client)] == [1, 2]
 
 
 async def test_only_the_chosen_kinds_are_noted(client: Client) -> None:

@@ -8,7 +8,6 @@ import ssl
 import time
 import tracemalloc
 from base64 import b64decode, b64encode
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -101,29 +100,6 @@ async def test_a_receiver_that_is_down_gets_all_when_it_is_up(client: Client) ->
             await receiver.start()
             await empty(client)
     assert sorted(received.event["data"]["number"] for received in receiver.got) == list(range(20))
-
-
-async def test_a_receiver_that_never_answers_has_few_requests_and_loses_none(client: Client) -> None:
-    async with receiving(NEVER) as receiver:
-        async with sending(client, receiver.url, total_s=0.2):
-            for number in range(30):
-                await Outbox(client).claim(credential(number))
-            await wait_until(lambda: len(receiver.got) >= 16)
-            assert receiver.most_at_once <= module.AT_ONCE
-            receiver.answers = [OK]
-            await empty(client)
-        accepted = {received.event["data"]["number"] for received in receiver.got}
-    assert accepted == set(range(30))
-
-
-async def test_two_gateways_on_one_store_deliver_each_event_once(client: Client, store_url: str) -> None:
-    second = Client.connect(store_url, timeout_s=PATIENCE_S)
-    async with receiving() as receiver, sending(client, receiver.url), sending(second, receiver.url):
-        for number in range(200):
-            await asyncio.gather(Outbox(client).claim(credential(number)), Outbox(second).claim(credential(number)))
-        await empty(client)
-    await second.close()
-    assert Counter(received.event["data"]["number"] for received in receiver.got) == Counter(range(200))
 
 
 async def test_when_one_gateway_stops_the_other_goes_on_at_once(client: Client) -> None:

@@ -125,18 +125,13 @@ def test_the_file_is_flushed_before_it_has_its_name_and_the_folder_afterwards(
     assert flushed == [("file", False), ("folder", True)]
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
-    durable.write(tmp_path / "file", OLD)
+@pytest.mark.parametrize(("write", "old"), [(durable.write, OLD), (durable.create, None)])
+def test_a_full_disk_leaves_the_old_file_and_no_temporary_one(tmp_path: Path, write: Write, old: bytes | None) -> None:
+    if old is not None:
+        write(tmp_path / "file", old)
     with full_after(1000), pytest.raises(OSError, match="File too large"):
-        durable.write(tmp_path / "file", NEW)
-    assert (tmp_path / "file").read_bytes() == OLD
-    assert names(tmp_path) == ["file"]
-
-
-def test_a_full_disk_creates_nothing(tmp_path: Path) -> None:
-    with full_after(1000), pytest.raises(OSError, match="File too large"):
-        durable.create(tmp_path / "file", NEW)
-    assert names(tmp_path) == []
+        write(tmp_path / "file", NEW)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if old is None else [old])
 
 
 @both

@@ -53,19 +53,6 @@ def test_borders_are_those_of_the_time_zone() -> None:
     assert ends_of("2026-11-30T22:30:00+00:00", BERLIN)["month"][1] == "2026-12-01T00:00:00+01:00"
 
 
-@pytest.mark.parametrize(
-    ("moment", "ends", "hours"),
-    [
-        ("2026-03-29T12:00:00+02:00", ["2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"], 23),
-        ("2026-10-25T12:00:00+01:00", ["2026-10-25T00:00:00+02:00", "2026-10-26T00:00:00+01:00"], 25),
-    ],
-)
-def test_a_day_on_which_summer_time_changes_is_shorter_or_longer(moment: str, ends: list[str], hours: int) -> None:
-    begin, end, *_ = ends_of(moment, BERLIN)["day"]
-    assert [begin, end] == ends
-    assert datetime.fromisoformat(end) - datetime.fromisoformat(begin) == timedelta(hours=hours)
-
-
 def test_a_day_without_midnight_begins_at_its_first_moment() -> None:
     begin, end, *_ = ends_of("2026-04-24T12:00:00+00:00", ZoneInfo("Africa/Cairo"))["day"]
     assert begin == "2026-04-24T01:00:00+03:00"

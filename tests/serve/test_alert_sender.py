@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -167,29 +165,6 @@ def test_a_sink_that_hangs_is_logged_and_then_killed(tmp_path: Path, monkeypatch
     assert len(killed) == 1
     now[0] += 10_000  # this process was stopped, too
     assert pass_s(1, turns=False) == []
-
-
-SECOND = "import sys, pathlib\nfrom gateway.serve.serve import instance_lock\nwith instance_lock(pathlib.Path(sys.argv[1])): pass"
-
-
-def second(folder: Path) -> str:
-    """Return the error of a claim by another process, empty if it succeeds."""
-    ended = subprocess.run(
-        [sys.executable, "-c", SECOND, str(folder)], capture_output=True, text=True, check=False, timeout=60
-    )
-    return ended.stderr
-
-
-def test_a_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
-    with instance_lock(tmp_path):
-        if os.fork() == 0:  # a child does not hold the lock, nor release it when it ends
-            os._exit(0)
-        os.wait()
-        said = second(tmp_path)
-        assert f"data: this very gateway already runs (pid {os.getpid()}, since 20" in said
-        assert f"with {tmp_path}: stop it" in said
-    assert second(tmp_path) == ""
-    assert (tmp_path / NAME).exists()
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:

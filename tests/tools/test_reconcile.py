@@ -63,10 +63,6 @@ def test_columns_that_were_not_asked_for_are_not_read(tmp_path: Path) -> None:
     assert line == BillLine(2, "a", 1_000_000_000, "", "")
 
 
-def test_a_line_may_name_no_request_and_no_day(tmp_path: Path) -> None:
-    assert lines(tmp_path, "id,cost,day,model\n,9,,fee\n") == [BillLine(2, "", 9_000_000_000, "", "fee")]
-
-
 def test_a_field_may_have_separators_and_line_ends_in_quotes(tmp_path: Path) -> None:
     text = 'id,cost,day,model\na,"1234.50",2026-11-21,"a ""model"",\nof two lines"\nb,1,2026-11-22,m\n'
     first, second = lines(tmp_path, text)
@@ -223,12 +219,6 @@ def test_both_ids_of_a_call_on_the_bill_are_one_amount(join: Join) -> None:
     assert joined(join, [line("req", 4), line("cmpl", 6)], [call("req", "cmpl")])["differs"] == 0
 
 
-def test_the_channels_and_the_days_may_be_given(join: Join) -> None:
-    calls = [call("b", channel="azure"), call("c", channel="azure", day="2026-11-19"), call("d")]
-    given = joined(join, [line("a", 10)], calls, "azure", first="2026-11-19", last="2026-11-20")
-    assert given == EXACT | {"only_in_bill": 1, "only_in_log": 2}
-
-
 def test_a_bill_without_days_is_of_the_days_of_its_calls(join: Join) -> None:
     calls = [call("a"), call("b", day="2026-11-22"), call("c", day="2026-11-21"), call("d", day="2026-11-23")]
     join.add_lines([line("a", 10, day=""), line("b", 10, day="")])
@@ -253,11 +243,6 @@ def test_the_sums_of_each_day_and_model(join: Join) -> None:
         Sum(DAY, "other", 1, 0, 0, 7, 0),
         Sum("2026-11-21", "m", 2, 1, 0, 25, 10),
     ]
-
-
-def test_the_largest_differences_come_first(join: Join) -> None:
-    joined(join, [line("a", 20), line("b", 90), line("c", 50)], [call("a"), call("b"), call("c")])
-    assert [side.id for side in join.found("differs")] == ["b", "c", "a"]
 
 
 def test_the_temporary_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,7 @@ from tests.patience import PATIENCE_S, timed
 from tests.store.cluster import Cluster, client, masters
 from tests.store.conftest import new_request_id
 from tests.store.money.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
-from tests.store.money.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
-    TestCredit,
-    TestHold,
-    TestSettle,
-    TestVerify,
-    test_a_bad_argument_of_a_hold_changes_nothing,
-    test_a_bad_cost_changes_nothing,
-    test_a_bad_credit_changes_nothing,
+from tests.store.money.test_wallet import (  # noqa: F401 - on this file's `client`; what each call does is in the histories
     test_a_balance_for_20_requests_admits_20_of_200_at_once,
     test_cancelled_calls_leave_no_reply_for_others,
 )
