@@ -73,15 +73,6 @@ def test_an_embedded_store_is_there_once_it_has_been_started(tmp_path: Path) -> 
     assert existing_folder(config_of(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("place", ["data", "data/of/it"])
-def test_a_file_in_its_place_is_named(tmp_path: Path, place: str) -> None:
-    (tmp_path / "data").touch()
-    said = f"data: {tmp_path}/data is a file, not a folder: move it away, or change `data:`"
-    assert refused(tmp_path / place) == said
-    with pytest.raises(Misconfigured, match="is a file"):
-        existing_folder(config_of(tmp_path / place))
-
-
 @root_only
 def test_a_folder_of_another_user_is_named_with_both(open_path: Path) -> None:
     folder = open_path / "data"

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway import Exchange
 from gateway.base.errors import Refused, StoreAway
@@ -18,9 +17,9 @@ from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime import revocation
 from gateway.runtime.revocation import RevocationWatch
-from gateway.store.accounts import REVOKED, AccountStatus, announce
+from gateway.store.accounts import REVOKED, announce
 from gateway.store.client.client import Client
-from gateway.store.tokens import Authenticated, Created, TokenStatus
+from gateway.store.tokens import Authenticated, Created
 from gateway.testing import exchange, services
 from tests.patience import PATIENCE_S, wait_until
 
@@ -74,31 +73,6 @@ async def worker(idle: Worker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with idle.watch:
         await idle.listening()
         yield idle
-
-
-async def test_only_the_requests_of_what_is_revoked_are_ended(worker: Worker) -> None:
-    deleted, disabled, kept = [await worker.tokens.create("alice") for _ in range(3)]
-    other = await worker.tokens.create("bob")
-    open_ = {token.id: [await worker.open(token) for _ in range(3)] for token in (deleted, disabled, kept, other)}
-    with capture_logs() as logs:
-        await worker.tokens.delete(deleted.id)
-        await wait_until(lambda: all(map(code, open_[deleted.id])))
-    expected = {
-        "event": "requests_revoked",
-        "log_level": "info",
-        "token": deleted.id,
-        "code": "token_invalid",
-        "requests": 3,
-    }
-    assert logs == [expected]
-    await worker.tokens.set_status(disabled.id, TokenStatus.DISABLED)
-    await wait_until(lambda: all(map(code, open_[disabled.id])))
-    assert {code(each) for each in open_[disabled.id]} == {"token_disabled"}
-    assert not any(map(code, open_[kept.id] + open_[other.id]))
-    await worker.accounts.change("alice", status=AccountStatus.SUSPENDED)
-    await wait_until(lambda: all(map(code, open_[kept.id])))
-    assert {code(each) for each in open_[kept.id]} == {"account_inactive"}
-    assert not any(map(code, open_[other.id]))
 
 
 async def test_a_message_ends_nothing_that_the_store_does_not_confirm(worker: Worker) -> None:
@@ -166,14 +140,20 @@ async def test_what_was_never_announced_is_found_in_its_turn(worker: Worker, mon
     assert other.stopped is None
 
 
-async def test_what_is_open_is_checked_when_the_store_answers_again(idle: Worker, client: Client) -> None:
+@pytest.mark.parametrize("due", [False, True])
+async def test_nothing_is_ended_while_the_store_is_away_and_what_is_open_is_checked_when_it_is_back(
+    idle: Worker, client: Client, due: bool
+) -> None:
     opened = await idle.open(token := await idle.tokens.create("alice"))
     await idle.watch.look()
     await idle.delete_unheard(token)
+    if due:
+        idle.watch._due["alice"] = None
     away = Client.connect("unix:///nowhere/store.sock")
     idle.watch._revocations._client = away
     with pytest.raises(StoreAway):
-        await idle.watch.look()
+        await (idle.watch.check_due() if due else idle.watch.look())
+    assert opened.stopped is None
     idle.watch._revocations._client = client
     await idle.watch.check_due()
     assert code(opened) == "token_invalid"
@@ -204,22 +184,6 @@ async def test_many_accounts_are_read_in_batches(worker: Worker, monkeypatch: py
         await worker.tokens.delete(token.id)
     await wait_until(lambda: all(map(code, opened[1:])))
     assert opened[0].stopped is None
-
-
-async def test_nothing_is_ended_while_the_store_is_away_and_what_is_due_stays_due(idle: Worker, client: Client) -> None:
-    token = await idle.tokens.create("alice")
-    opened = await idle.open(token)
-    await idle.delete_unheard(token)
-    idle.watch._due["alice"] = None
-    away = Client.connect("unix:///nowhere/store.sock")
-    idle.watch._revocations._client = away
-    with pytest.raises(StoreAway):
-        await idle.watch.check_due()
-    assert opened.stopped is None
-    idle.watch._revocations._client = client
-    await idle.watch.check_due()
-    assert code(opened) == "token_invalid"
-    await away.close()
 
 
 async def test_a_request_is_stopped_once(idle: Worker) -> None:

@@ -10,7 +10,7 @@ import resource
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from gateway.usage.record import Record, encode
 from gateway.usage.sink import Sink, needed
 from gateway.usage.stream import DROPPED, Spool, write_lines
 from tests.forked import FORKED
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.records import arrival, end, id_at, usage_sink
 from tests.usage.test_database import rolled_up, summed
 
@@ -67,12 +67,6 @@ async def served(usage: UsageLog, count: int) -> list[Record]:
     ended = [end(record) for record in opened]
     await asyncio.gather(*(usage.end(record) for record in ended))
     return ended
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_next_sink_moves_what_a_killed_sink_had_read(usage: UsageLog) -> None:
@@ -318,7 +312,7 @@ async def test_a_terminated_sink_drains_the_stream_and_exits_with_0(
 ) -> None:
     await served(usage, 1)
     process = await start(usage, store_url)
-    await until(lambda: len(list(queries.select(usage.home))) == 1)
+    await wait_until(lambda: len(list(queries.select(usage.home))) == 1)
     ended = await served(usage, 3000)
     process.terminate()
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
@@ -331,12 +325,12 @@ async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, st
     config = config_of(usage)
     first = asyncio.create_task(sink.run(config, store_url, stop_first))
     await served(usage, 1)
-    await until(lambda: len(usage.home.months()) == 1)
+    await wait_until(lambda: len(usage.home.months()) == 1)
     second = asyncio.create_task(sink.run(config, store_url, stop_second))
     stop_first.set()
     await first
     await served(usage, 1)
-    await until(lambda: len(list(queries.select(usage.home))) == 2)
+    await wait_until(lambda: len(list(queries.select(usage.home))) == 2)
     stop_second.set()
     await second
 
@@ -351,7 +345,7 @@ async def test_a_sink_killed_at_any_moment_loses_and_doubles_no_record(
         before = len(list(queries.select(usage.home)))
         for _ in range(6):
             ids |= {record.id for record in await served(usage, 400)}
-        await until(lambda before=before: len(list(queries.select(usage.home))) > before)  # type: ignore[misc]
+        await wait_until(lambda before=before: len(list(queries.select(usage.home))) > before)  # type: ignore[misc]
         ids |= {record.id for record in await served(usage, chance.randrange(400))}
         await asyncio.sleep(chance.random() * 0.05)
         process.kill()
@@ -386,7 +380,7 @@ async def test_records_are_spooled_while_the_store_is_frozen_and_stored_once_aft
     await asyncio.gather(*(usage.end(record) for record in refusals))
     os.kill(store.pid, signal.SIGCONT)
     ended |= {record.id: record for record in [*refusals, *await served(usage, 50)]}
-    await until(lambda: len(list(queries.select(usage.home))) == len(ended))
+    await wait_until(lambda: len(list(queries.select(usage.home))) == len(ended))
     stop.set()
     await running
     assert {row.id: row for row in queries.select(usage.home)} == ended

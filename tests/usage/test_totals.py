@@ -191,20 +191,6 @@ def test_requests_are_selected_by_account_outcome_and_time(database: Home) -> No
     assert list(queries.select(database, account="other", until_ms=NEW_YEAR_MS + 1)) == [theirs]
 
 
-def test_a_summary_adds_up_everything_that_it_is_not_grouped_by(database: Home) -> None:
-    for ms in (NEW_YEAR_MS - 1, NEW_YEAR_MS, NEW_YEAR_MS + QUERIES_DAY_MS):
-        other = end(arrival(id_at(ms)), model="llama-3", outcome=Outcome.REFUSED)
-        database.write([end(arrival(id_at(ms)), **COSTED), other])
-    sums = {"requests": 3, "prompt_tokens": 33, "completion_tokens": 123, "charge_micros": 369}
-    known = {"cached_tokens": 12, "cache_write_tokens": 6, "cost_micros": 300, "margin_micros": 69, "unknown_costs": 0}
-    unknown = {**dict.fromkeys(known, 0), "unknown_costs": 3}
-    assert grouped(database, ["model"], Selected(), []) == [
-        {"model": "gpt-4o-mini", "completed": 3, **sums, **known},
-        {"model": "llama-3", "completed": 0, **sums, **unknown},
-    ]
-    assert [total["requests"] for total in grouped(database, [], Selected(), [])] == [6]
-
-
 def polled(tail: queries.Tail) -> list[Record]:
     return [record for _, record in tail.poll()]
 
@@ -326,14 +312,6 @@ def test_records_without_an_account_are_in_no_list_and_no_sum(database: Home) ->
     database.write([end(arrival(), account=""), arrival()])
     assert page(database, RequestsQuery(""), 10, []).records == []
     assert own_sums(database, "", ["day"], "0000-01-01", "9999-12-31", []) == []
-
-
-def test_only_the_rows_of_requests_with_a_reference_are_in_its_index(tmp_path: Path) -> None:
-    database = usage_database(tmp_path)
-    database.write([end(arrival()), end(arrival(), reference="x")])
-    (file,) = [file for _, file in database._files.values()]
-    ids = file.execute("SELECT id FROM requests INDEXED BY requests_of_reference WHERE reference != ''").fetchall()
-    assert len(ids) == 1
 
 
 def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:

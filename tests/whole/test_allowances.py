@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from gateway import AccountLimits, Budgets
-from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
@@ -236,11 +235,3 @@ async def test_a_budget_on_a_credit_line_is_an_allowance_without_a_balance(
         account = await gateway.store.accounts.get("tester")
         assert account is not None
         assert -20 * CHARGE <= account.balance_micros == -statuses[200] * CHARGE
-
-
-async def test_an_account_without_budgets_is_told_so(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with FakeUpstream(pace_s=0) as fake, running(yaml(fake.base_url), tmp_path, store_url) as gateway:
-        told = await account_of(gateway, await gateway.token())
-        assert told["budgets"] == []
-        assert told["limits"]["account"] == told["limits"]["token"] == {}
-        assert told["limits"]["limit_requests"] == 1000

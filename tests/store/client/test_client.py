@@ -98,12 +98,6 @@ async def test_keys_are_scanned_in_pages_over_the_existing_connection(client: Cl
     assert await connections() <= before
 
 
-def test_an_unknown_kind_of_url_is_refused_without_showing_it() -> None:
-    with pytest.raises(Misconfigured, match="must be `embedded` or begin with") as caught:
-        Client.connect("amqp://user:hunter2@host")
-    assert "hunter2" not in str(caught.value)
-
-
 StartStore = Callable[[], EmbeddedStore]
 ConnectionScript = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
