@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.alerts import event
-from gateway.alerts.event import EventClaim, Outbox
+from gateway.alerts.event import Outbox
 from gateway.alerts.sender import AT_ONCE, LEASE_S
 from gateway.alerts.signature import VARIABLE
 from gateway.base.errors import GatewayError, Misconfigured
@@ -26,6 +25,7 @@ from gateway.serve.serve import NAME, SinkWatch, instance_lock
 from gateway.store.client.client import Client
 from gateway.usage import completeness
 from tests.alerts.receiver import NEVER, OK, SECRET, receiving
+from tests.alerts.test_sender import credential
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S, wait_until
 
@@ -39,11 +39,6 @@ def file_in(folder: Path, text: str) -> Path:
     file = folder / "gateway.yaml"
     file.write_text(f"data: {folder}/data\n{text}")
     return file
-
-
-def credential(number: int) -> EventClaim:
-    made = event.event("credential.refused", f"{number}", channel="a", number=number)
-    return EventClaim(f"credential:a:{number}", made, 3_600_000)
 
 
 @asynccontextmanager

@@ -248,7 +248,7 @@ async def test_more_tokens_than_a_minutes_limit_have_no_retry_time(scoped: Scope
     assert isinstance(await scoped.take("fits", rules, 100), Taken)
 
 
-async def slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
+async def test_slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
     rules, lease_ms = AccountLimits(concurrent=2), 60_000
 
     async def take(request_id: str) -> int:
@@ -266,33 +266,6 @@ async def slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -
     await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "c")
     await take("d")
     assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"a", b"d"]
-
-
-async def test_slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
-    await slots_are_kept_for_their_lease(scoped, client)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("redis.call('PTTL', KEYS[2]) < lease_ms", "false"),
-        ("redis.call('PTTL', KEYS[2]) < lease_ms", "true"),
-        ("lease_ms + RENEW_MS", "lease_ms"),
-        ("slots >= concurrent", "slots > concurrent"),
-        ("redis.call('ZCOUNT', KEYS[2], '(' .. now_ms, latest) >= concurrent", "true"),
-        ("redis.call('ZCOUNT', KEYS[2], '(' .. now_ms, latest) >= concurrent", "false"),
-        ("redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms)", ""),
-        ("'ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms", "'ZREMRANGEBYSCORE', KEYS[2], '-inf', '+inf'"),
-    ],
-)
-async def test_a_fault_in_the_leases_of_slots_is_caught(
-    scoped: ScopedLimits, client: Client, monkeypatch: pytest.MonkeyPatch, text: str, fault: str
-) -> None:
-    real = limits._LIMITS.text
-    assert real.count(text) == 1
-    monkeypatch.setattr("gateway.store.limits._LIMITS", Script("limits", real.replace(text, fault)))
-    with pytest.raises(AssertionError):
-        await slots_are_kept_for_their_lease(scoped, client)
 
 
 async def test_scopes_have_separate_limits(scoped: ScopedLimits, client: Client) -> None:

@@ -54,6 +54,16 @@ class Machine:
         await asyncio.gather(*(self.usage.end(end(record)) for record in opened))
         return {record.id for record in opened}
 
+    async def stopped(self) -> None:
+        """Run the sink with a stop in order."""
+        stop = asyncio.Event()
+        stop.set()
+        await self.sink.run(stop)
+
+    async def forgotten(self) -> None:
+        known = await gateways_of(self.usage.client)
+        await forget(self.usage.client, next(each for each in known if each.installation == self.usage.installation))
+
     def ids(self) -> set[str]:
         return {record.id for record in queries.select(self.usage.home) if record.outcome}
 
@@ -187,9 +197,7 @@ async def test_while_the_database_is_away_the_stream_has_the_records_and_then_th
 
 async def test_a_gateway_that_ends_in_order_is_no_longer_a_reader(machines: list[Machine], client: Client) -> None:
     one, *_ = machines
-    stop = asyncio.Event()
-    stop.set()
-    await one.sink.run(stop)
+    await one.stopped()
     names = {each[b"name"].decode() for each in await client.call("XINFO", "CONSUMERS", STREAM, GROUP)}
     assert names == {each.usage.installation for each in machines[1:]}
     assert completeness.notes(one.usage.home) == []
@@ -273,8 +281,7 @@ async def test_an_open_request_of_a_gateway_that_is_away_is_not_closed_nor_said_
     (text,) = found.unasked
     assert f"({one.usage.gateway}), which received it, was last heard of at" in text
     assert verdict(found).startswith("arrived; how it ended is not known here:\n- gateway ")
-    (gone,) = [each for each in await gateways_of(client) if each.installation == one.usage.installation]
-    await forget(client, gone)
+    await one.forgotten()
     await three.drain()
     await three.drain()
     assert outcomes(two) == {Outcome.GATEWAY_CRASHED}
@@ -298,8 +305,7 @@ async def test_an_end_that_waited_in_the_spool_of_a_forgotten_gateway_replaces_a
 ) -> None:
     one, two, _ = machines
     (record,) = await opened(one)
-    (gone,) = [each for each in await gateways_of(client) if each.installation == one.usage.installation]
-    await forget(client, gone)
+    await one.forgotten()
     await two.drain()
     await two.drain()
     assert outcomes(two) == {Outcome.GATEWAY_CRASHED}
@@ -372,9 +378,7 @@ async def test_what_is_stopped_in_order_lacks_nothing(client: Client, home: Home
     only = Machine(client, home)
     await only.drain()
     assert (only.usage.folder / READ).exists()
-    stopped = asyncio.Event()
-    stopped.set()
-    await only.sink.run(stopped)
+    await only.stopped()
     assert not (only.usage.folder / READ).exists()
 
 
@@ -517,12 +521,10 @@ async def test_lists_name_what_other_gateways_may_have_in_the_words_of_the_searc
 
 async def test_a_gateway_that_was_stopped_in_order_need_not_be_asked(machines: list[Machine], client: Client) -> None:
     one, two, three = machines
-    stop = asyncio.Event()
-    stop.set()
-    await two.sink.run(stop)
+    await two.stopped()
     assert len(await client.call("HGETALL", GATEWAYS)) == 2
     (three.usage.folder / "spool" / "x.jsonl").mkdir(parents=True)  # a file that cannot be read
-    await three.sink.run(stop)
+    await three.stopped()
     await age(client, three, 3_600_000)
     await one.drain()
     (text,) = (await one.usage.ask(an_id(60_000))).unasked
@@ -536,8 +538,7 @@ async def test_a_gateway_that_was_forgotten_is_still_named_for_the_time_of_which
 ) -> None:
     one, two, _ = machines
     await age(client, two, 3_600_000)
-    (gone,) = [each for each in await gateways_of(client) if each.installation == two.usage.installation]
-    await forget(client, gone)
+    await two.forgotten()
     (text,) = (await one.usage.ask(an_id(60_000))).unasked
     assert "and forgotten at" in text
     assert (await one.usage.ask(an_id(2 * 3_600_000))).unasked == []
@@ -554,8 +555,7 @@ async def test_what_an_open_request_is_said_of_after_its_gateway_was_forgotten(
     await age(client, two, 3_600_000)
     (text,) = (await one.usage.ask(under_way.id)).unasked
     assert text.endswith(f"if it has gone for good, `gateway gateways forget {two.usage.gateway}`")
-    (gone,) = [each for each in await gateways_of(client) if each.installation == two.usage.installation]
-    await forget(client, gone)
+    await two.forgotten()
     (text,) = (await one.usage.ask(under_way.id)).unasked
     assert "and forgotten at" in text
     assert "start it" not in text

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -32,6 +32,7 @@ from tests.cli.processes import demo_in
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at, usage_database, usage_sink
+from tests.runtime.test_data_folder import NOBODY, as_user, root_only
 from tests.store.conftest import wallet_of_then
 
 OLD_MS = round((time.time() - 100 * 86_400) * 1000)
@@ -116,7 +117,7 @@ def whole(store: EmbeddedStore, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 async def _fill(folder: Path, store: EmbeddedStore) -> None:
-    with contextlib_chdir(folder):
+    with chdir(folder):
         config = load(folder / "gateway.yaml").config
         make_pepper(config.data_path)
         async with Store.open(config, store.url) as opened:
@@ -139,12 +140,6 @@ async def _fill(folder: Path, store: EmbeddedStore) -> None:
     (folder / "data" / "admin.token").write_text("x" * 32)
     (folder / "data" / "usage" / "sink.lock").touch()
     (folder / "data" / "usage" / "clickhouse.place").write_text("2026-11.7")
-
-
-def contextlib_chdir(folder: Path) -> Any:
-    from contextlib import chdir
-
-    return chdir(folder)
 
 
 def copied(whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -254,7 +249,7 @@ def serve(folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a command as another user")
+@root_only
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_another_user_owns_is_named(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
@@ -264,20 +259,6 @@ def test_a_file_that_another_user_owns_is_named(
         path.chmod(0o755 if path.is_dir() else 0o644)
     (folder / file).chmod(0o600)
     for command in FILES[file]:
-        with as_user(65534):
+        with as_user(NOBODY):
             code, printed = run(*command)
         assert code == 0 or "gateway: " in printed or "DAMAGED" in printed or "WRONG" in printed
-
-
-def as_user(uid: int) -> Any:
-    from contextlib import contextmanager
-
-    @contextmanager
-    def acting() -> Iterator[None]:
-        os.seteuid(uid)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-
-    return acting()

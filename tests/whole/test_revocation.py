@@ -244,6 +244,7 @@ async def test_what_is_revoked_ends_within_two_seconds_charged_exactly(gateways:
         ended["deleted", "token_invalid"] += await gateways.ended(streams, since, "token_invalid")
         assert not any(stream.task.done() for stream in others)
         await stop(others)
+    assert all(log.count('"requests_revoked"') > len(REVOKED) for log in gateways.logs())
     for (name, code), answers in ended.items():
         await assert_charged(gateways, answers, name, code)
     await gateways.books.verify()
