@@ -68,14 +68,8 @@ def test_a_401_says_how_to_authenticate() -> None:
 @pytest.mark.parametrize(
     ("wait_s", "seconds", "milliseconds"),
     [
-        (0, "1", "1"),
-        (0.2, "1", "200"),
-        (1, "1", "1000"),
-        (1.001, "2", "1001"),
-        (58.5, "59", "58500"),
-        (59, "59", "59000"),
-        (0.0001, "1", "1"),
-        (1.0001, "2", "1001"),
+        *((0, "1", "1"), (0.0001, "1", "1"), (0.2, "1", "200"), (1, "1", "1000"), (1.0001, "2", "1001")),
+        *((1.001, "2", "1001"), (58.5, "59", "58500"), (59, "59", "59000")),
     ],
 )
 def test_the_wait_is_whole_seconds_from_1_to_59_and_exact_in_milliseconds(
@@ -88,15 +82,8 @@ def test_the_wait_is_whole_seconds_from_1_to_59_and_exact_in_milliseconds(
 @pytest.mark.parametrize(
     ("wait_s", "words"),
     [
-        (59.5, "60 seconds"),
-        (120, "120 seconds"),
-        (120.5, "3 minutes"),
-        (600, "10 minutes"),
-        (7201, "3 hours"),
-        (86400, "24 hours"),
-        (86401, "more than a day"),
-        (251_951_494_399, "more than a day"),
-        (1e12, "more than a day"),
+        *((59.5, "60 seconds"), (120, "120 seconds"), (120.5, "3 minutes"), (600, "10 minutes"), (7201, "3 hours")),
+        *((86400, "24 hours"), *((wait, "more than a day") for wait in (86401, 251_951_494_399, 1e12))),
     ],
 )
 def test_a_longer_wait_is_in_the_message_and_client_libraries_are_told_not_to_retry(wait_s: float, words: str) -> None:
@@ -200,12 +187,8 @@ def test_ids_follow_the_clock_of_the_store_and_leave_it(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("micros", "text"),
     [
-        (0, "0.00"),
-        (5_000_000, "5.00"),
-        (123, "0.000123"),
-        (-1_500_000, "-1.50"),
+        *((0, "0.00"), (25, "0.000025"), (123, "0.000123"), (5_000_000, "5.00"), (-1_500_000, "-1.50")),
         (2**53, "9007199254.740992"),
-        (25, "0.000025"),
     ],
 )
 def test_an_amount_has_two_to_six_decimals(micros: int, text: str) -> None:

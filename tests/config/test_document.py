@@ -102,32 +102,22 @@ def test_an_endless_device_is_read_up_to_the_maximum_size_of_a_file() -> None:
         read(Path("/dev/zero"))
 
 
-def test_plain_values_keep_their_type(tmp_path: Path) -> None:
-    text = "{a: 1, b: -2, c: 0.15, d: .5, e: 1.0, f: true, g: False, h: null, i: ~, j: [x], k: {}, l: '', m: 1e5}"
-    assert data_in(tmp_path, text) == {
-        **{"a": 1, "b": -2, "c": 0.15, "d": 0.5, "e": 1.0, "f": True, "g": False, "h": None, "i": None},
-        **{"j": ["x"], "k": {}, "l": "", "m": "1e5"},
-    }
+READ: dict[str | bytes, object] = {
+    "{a: 1, b: -2, c: 0.15, d: .5, e: 1.0, f: true, g: False}": {
+        **{"a": 1, "b": -2, "c": 0.15, "d": 0.5, "e": 1.0, "f": True, "g": False},
+    },
+    "{h: null, i: ~, j: [x], k: {}, l: '', m: 1e5}": {"h": None, "i": None, "j": ["x"], "k": {}, "l": "", "m": "1e5"},
+    "[c: 2026-11-21, d: 2026-11-21T10:00:00Z]": [{"c": "2026-11-21"}, {"d": "2026-11-21T10:00:00Z"}],
+    "['yes', \"0x10\", 1.2.3, =, 127.0.0.1:8080]": ["yes", "0x10", "1.2.3", "=", "127.0.0.1:8080"],
+    "yes: 1\n2026-11-21: 2\n1.5: 3\n0x10: 4\n'null': 5": {"yes": 1, "2026-11-21": 2, "1.5": 3, "0x10": 4, "null": 5},
+    b"\xef\xbb\xbfa: 1\r\nb: 2\r\n": {"a": 1, "b": 2},
+    **dict.fromkeys(("", "# only a comment\n", "---\n")),
+}
 
 
-def test_what_is_in_quotes_or_looks_like_a_date_is_text(tmp_path: Path) -> None:
-    text = "a: 'yes'\nb: \"0x10\"\nc: 2026-11-21\nd: 2026-11-21T10:00:00Z\ne: 1.2.3\nf: =\ng: 127.0.0.1:8080"
-    values = ["yes", "0x10", "2026-11-21", "2026-11-21T10:00:00Z", "1.2.3", "=", "127.0.0.1:8080"]
-    assert data_in(tmp_path, text) == dict(zip("abcdefg", values, strict=True))
-
-
-def test_every_key_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
-    text = "yes: 1\n2026-11-21: 2\n1.5: 3\n0x10: 4\n'null': 5"
-    assert data_in(tmp_path, text) == {"yes": 1, "2026-11-21": 2, "1.5": 3, "0x10": 4, "null": 5}
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
-    assert data_in(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: 2\r\n") == {"a": 1, "b": 2}
-
-
-def test_an_empty_file_is_none(tmp_path: Path) -> None:
-    for text in ("", "# only a comment\n", "---\n"):
-        assert data_in(tmp_path, text) is None
+@pytest.mark.parametrize(("text", "value"), READ.items())
+def test_values_keep_their_type_and_keys_are_text(tmp_path: Path, text: str | bytes, value: object) -> None:
+    assert data_in(tmp_path, text) == value
 
 
 def test_variables_are_text_and_never_read_as_yaml(tmp_path: Path) -> None:

@@ -631,15 +631,13 @@ def test_a_path_starts_at_the_folder_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base_url", "name"),
     [
-        ("https://api.openai.com/v1", "max_completion_tokens"),
-        ("https://API.OpenAI.com:443/v1", "max_completion_tokens"),
-        ("https://eu.api.openai.com/v1", "max_completion_tokens"),
-        ("https://firm.openai.azure.com/openai/v1", "max_completion_tokens"),
-        ("https://openai.azure.com.example/v1", "max_tokens"),
-        ("https://notapi.openai.com/v1", "max_tokens"),
-        ("https://openrouter.ai/api/v1", "max_tokens"),
-        ("http://127.0.0.1:8000/v1", "max_tokens"),
-        ("http://[::1]:8000/v1", "max_tokens"),
+        *((f"https://{host}/v1", "max_completion_tokens") for host in ("api.openai.com", "API.OpenAI.com:443")),
+        *(
+            (f"https://{name}/v1", "max_completion_tokens")
+            for name in ("eu.api.openai.com", "firm.openai.azure.com/openai")
+        ),
+        *((f"https://{name}/v1", "max_tokens") for name in ("openai.azure.com.example", "notapi.openai.com")),
+        *((f"http://{name}/v1", "max_tokens") for name in ("openrouter.ai/api", "127.0.0.1:8000", "[::1]:8000")),
     ],
 )
 def test_the_name_of_the_ceiling_depends_on_the_host_unless_it_is_given(base_url: str, name: str) -> None:
@@ -649,19 +647,13 @@ def test_the_name_of_the_ceiling_depends_on_the_host_unless_it_is_given(base_url
 
 
 # The prices of a model and the cost of a channel.
-def read(tmp_path: Path, model: str) -> Model:
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"channels: {{up: {{base_url: 'http://h/v1'}}}}\nmodels: {{m: {model}}}")
-    return load(file, {}).config.models["m"]
-
-
 def test_every_part_of_a_price_is_read_exactly(tmp_path: Path) -> None:
-    model = read(
-        tmp_path,
+    prices = (
         "{input: 2.50, cached_input: 1.25, cache_write: 3.125, output: 999999.999999, request: 0.005, "
         "tiers: [{above: 128000, input: 5.00, output: 15.00}, {above: 256000, cached_input: 0.1}], "
-        "channels: [{use: up, cost: {input: 2.00, cached_input: 1.00, output: 8.00, tiers: [{above: 9, output: 9}]}}]}",
+        "channels: [{use: up, cost: {input: 2.00, cached_input: 1.00, output: 8.00, tiers: [{above: 9, output: 9}]}}]}"
     )
+    model = loaded(tmp_path, f"{CHANNEL}models: {{m: {prices}}}").config.models["m"]
     assert model == Model(
         [Serving("up", cost=Cost(Decimal(2), Decimal(8), Decimal(1), tiers=(Tier(9, output=Decimal(9)),)))],
         Decimal("2.5"),
@@ -674,7 +666,7 @@ def test_every_part_of_a_price_is_read_exactly(tmp_path: Path) -> None:
 
 
 def test_what_is_not_given_is_unknown_and_not_0(tmp_path: Path) -> None:
-    model = read(tmp_path, "{input: 1, output: 2, channels: [up]}")
+    model = loaded(tmp_path, f"{CHANNEL}models: {{m: {{input: 1, output: 2, channels: [up]}}}}").config.models["m"]
     assert (model.cached_input, model.cache_write, model.request, model.tiers) == (None, None, None, ())
     assert model.servings == (Serving("up", cost=None),)
 
@@ -704,15 +696,9 @@ def test_utc_needs_no_files_and_others_say_what_to_install() -> None:
 
 
 # Origins are written as browsers write them, and each is named.
-def origins_loaded(folder: Path, *origins: str) -> tuple[str, ...]:
-    file = folder / "gateway.yaml"
-    file.write_text(f"port: {{cors_origins: {list(origins)}}}\n")
-    return load(file).config.port.cors_origins
-
-
 def test_origins_are_taken_as_they_are(tmp_path: Path) -> None:
     origins = ("https://app.example", "http://localhost:5173", "https://[::1]:8443", "https://a-b.c_d.example:444")
-    assert origins_loaded(tmp_path, *origins) == origins
+    assert loaded(tmp_path, f"port: {{cors_origins: {list(origins)}}}").config.port.cors_origins == origins
 
 
 @pytest.mark.parametrize(
@@ -733,7 +719,7 @@ def test_origins_are_taken_as_they_are(tmp_path: Path) -> None:
 )
 def test_what_no_browser_sends_is_refused_with_a_cure(tmp_path: Path, origin: str, cure: str) -> None:
     with pytest.raises(Misconfigured) as refused:
-        origins_loaded(tmp_path, "https://good.example", origin)
+        loaded(tmp_path, f"port: {{cors_origins: {['https://good.example', origin]}}}")
     assert str(refused.value).startswith(f"{tmp_path}/gateway.yaml:1: port: cors_origins: ")
     assert cure in str(refused.value)
 
@@ -751,9 +737,7 @@ def test_what_no_browser_sends_is_refused_with_a_cure(tmp_path: Path, origin: st
     ],
 )
 def test_an_address_is_accepted_and_not_shown(tmp_path: Path, url: str) -> None:
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"alerts: {{webhook: '{url}', low_balance: 5.5}}\n")
-    config = load(file, {}).config
+    config = loaded(tmp_path, f"alerts: {{webhook: '{url}', low_balance: 5.5}}").config
     assert config.alerts is not None
     assert (config.alerts.webhook, config.alerts.low_balance) == (url, Decimal("5.5"))
     assert url not in repr(config)

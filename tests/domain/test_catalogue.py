@@ -65,12 +65,8 @@ def test_charging_in_parts_never_costs_less(one: int, other: int, to_read: int, 
 @pytest.mark.parametrize(
     ("written", "micros"),
     [
-        ("0.15", 150_000),
-        ("0.1", 100_000),
-        ("2.675", 2_675_000),
-        ("0.000001", 1),
-        ("1.005", 1_005_000),
-        ("3", 3_000_000),
+        *(("0.15", 150_000), ("0.1", 100_000), ("2.675", 2_675_000)),
+        *(("0.000001", 1), ("1.005", 1_005_000), ("3", 3_000_000)),
     ],
 )
 def test_a_price_in_the_file_is_exact_in_micros(tmp_path: Path, written: str, micros: int) -> None:

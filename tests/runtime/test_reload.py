@@ -111,14 +111,10 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
     assert stopped == ["old", "new"]
 
 
-def test_what_needs_a_restart_is_named() -> None:
+def test_what_needs_a_restart_is_named_and_of_the_port_only_the_trusted_proxies_are_reloaded() -> None:
     current = Config()
     new = msgspec.structs.replace(current, listen="127.0.0.1:1", workers=3, models={})
     assert needs_restart(current, new) == ["listen", "workers"]
-
-
-def test_of_the_port_only_the_trusted_proxies_are_reloaded() -> None:
-    current = Config()
     trusting = msgspec.structs.replace(current, port=Port(trusted_proxies=("10.0.0.2",)))
     assert needs_restart(current, trusting) == []
     assert after_reload(current, trusting) == trusting

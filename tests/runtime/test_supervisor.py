@@ -272,10 +272,8 @@ def test_an_error_without_uvloop_has_nothing_about_uvloop(monkeypatch: pytest.Mo
         raise RuntimeError("a plugin's bug")
 
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RuntimeError, match="a plugin's bug") as raised:
         run_until_terminated(fails, worker.new_loop())
-    signal.signal(signal.SIGTERM, before)
     assert (raised.value.__context__, raised.value.__cause__) == (None, None)
 
 

@@ -147,12 +147,12 @@ USER = "user-17"
 
 
 @pytest.fixture
-async def external_ids_accounts(client: Client) -> Accounts:
+async def two(client: Client) -> Accounts:
     """Two accounts without external ids."""
-    external_ids_accounts = Accounts(client)
-    await external_ids_accounts.create("alice")
-    await external_ids_accounts.create("robert")
-    return external_ids_accounts
+    two = Accounts(client)
+    await two.create("alice")
+    await two.create("robert")
+    return two
 
 
 @pytest.fixture
@@ -160,101 +160,91 @@ def ids(client: Client) -> ExternalIds:
     return ExternalIds(client)
 
 
-async def give(ids: ExternalIds, external_ids_accounts: Accounts, account_id: str, external_id: str) -> None:
+async def give(ids: ExternalIds, two: Accounts, account_id: str, external_id: str) -> None:
     async with ids.claimed(account_id, external_id):
-        await external_ids_accounts.change(account_id, external_id=external_id)
+        await two.change(account_id, external_id=external_id)
 
 
-async def test_an_external_id_finds_its_account_until_it_is_taken_away(
-    ids: ExternalIds, external_ids_accounts: Accounts
-) -> None:
-    await give(ids, external_ids_accounts, "alice", USER)
-    await give(ids, external_ids_accounts, "alice", USER)
+async def test_an_external_id_finds_its_account_until_it_is_taken_away(ids: ExternalIds, two: Accounts) -> None:
+    await give(ids, two, "alice", USER)
+    await give(ids, two, "alice", USER)
     assert await ids.find(USER) == "alice"
-    assert [each.external_id async for each in external_ids_accounts.all()].count(USER) == 1
-    await give(ids, external_ids_accounts, "alice", "ä@example.com")
+    assert [each.external_id async for each in two.all()].count(USER) == 1
+    await give(ids, two, "alice", "ä@example.com")
     assert (await ids.find(USER), await ids.find("ä@example.com")) == (None, "alice")
-    await give(ids, external_ids_accounts, "robert", USER)
-    await give(ids, external_ids_accounts, "alice", "")
+    await give(ids, two, "robert", USER)
+    await give(ids, two, "alice", "")
     assert (await ids.find(USER), await ids.find("ä@example.com"), await ids.find("")) == ("robert", None, None)
 
 
-async def test_of_many_that_want_it_at_once_one_gets_it(ids: ExternalIds, external_ids_accounts: Accounts) -> None:
+async def test_of_many_that_want_it_at_once_one_gets_it(ids: ExternalIds, two: Accounts) -> None:
     names = ["alice", "robert"] * 10
-    outcomes = await asyncio.gather(
-        *(give(ids, external_ids_accounts, name, USER) for name in names), return_exceptions=True
-    )
+    outcomes = await asyncio.gather(*(give(ids, two, name, USER) for name in names), return_exceptions=True)
     owner = await ids.find(USER)
-    assert [each.id async for each in external_ids_accounts.all() if each.external_id == USER] == [owner]
+    assert [each.id async for each in two.all() if each.external_id == USER] == [owner]
     for name, outcome in zip(names, outcomes, strict=True):
         assert isinstance(outcome, AccountError if name != owner else None | AccountError), outcome
 
 
-async def test_another_account_is_refused_and_nothing_of_it_is_left(
-    ids: ExternalIds, external_ids_accounts: Accounts
-) -> None:
-    await give(ids, external_ids_accounts, "alice", USER)
+async def test_another_account_is_refused_and_nothing_of_it_is_left(ids: ExternalIds, two: Accounts) -> None:
+    await give(ids, two, "alice", USER)
     with pytest.raises(AccountError, match="belongs to the account `alice`") as refused:
-        await give(ids, external_ids_accounts, "robert", USER)
+        await give(ids, two, "robert", USER)
     assert refused.value.kind == "exists"
     async with ids.claimed("carol", "c"):
-        await external_ids_accounts.create("carol", external_id="c")
+        await two.create("carol", external_id="c")
     with pytest.raises(AccountError, match="exists already"):
         async with ids.claimed("carol", "d"):
-            await external_ids_accounts.create("carol", external_id="d")
-    await give(ids, external_ids_accounts, "robert", "d")
+            await two.create("carol", external_id="d")
+    await give(ids, two, "robert", "d")
     assert await ids.find("c") == "carol"
 
 
-async def test_a_closed_account_has_it_until_another_one_takes_it(
-    ids: ExternalIds, external_ids_accounts: Accounts
-) -> None:
-    await give(ids, external_ids_accounts, "alice", USER)
-    closed = await external_ids_accounts.change("alice", status=AccountStatus.CLOSED)
+async def test_a_closed_account_has_it_until_another_one_takes_it(ids: ExternalIds, two: Accounts) -> None:
+    await give(ids, two, "alice", USER)
+    closed = await two.change("alice", status=AccountStatus.CLOSED)
     assert await ids.find(USER) == "alice"
-    await give(ids, external_ids_accounts, "robert", USER)
+    await give(ids, two, "robert", USER)
     assert await ids.find(USER) == "robert"
     assert await ids.check(closed) == ""
 
 
 async def test_a_claim_whose_command_was_killed_can_be_repeated_at_once_and_taken_later(
-    client: Client, ids: ExternalIds, external_ids_accounts: Accounts
+    client: Client, ids: ExternalIds, two: Accounts
 ) -> None:
     await client.call("SET", PREFIX + USER, f"alice {round(time.time() * 1000)}")
     assert await ids.find(USER) is None
     with pytest.raises(AccountError, match="is being given to the account `alice`: try again in a minute"):
-        await give(ids, external_ids_accounts, "robert", USER)
+        await give(ids, two, "robert", USER)
     assert await ids.sweep() == 0
-    await give(ids, external_ids_accounts, "alice", USER)
+    await give(ids, two, "alice", USER)
     assert await ids.find(USER) == "alice"
     before = round((time.time() - UNCONFIRMED_S - 1) * 1000)
     await client.call("SET", f"{PREFIX}b", f"alice {before}")
-    await give(ids, external_ids_accounts, "robert", "b")
+    await give(ids, two, "robert", "b")
     await client.call("SET", f"{PREFIX}c", f"nobody {before}")
     assert await ids.sweep() == 1
     assert sorted([key async for key in client.keys(f"{PREFIX}*")]) == [f"{PREFIX}b", f"{PREFIX}{USER}"]
 
 
 async def test_a_command_that_was_halted_until_another_account_took_it_leaves_nothing(
-    client: Client, ids: ExternalIds, external_ids_accounts: Accounts
+    client: Client, ids: ExternalIds, two: Accounts
 ) -> None:
     with pytest.raises(AccountError, match="changed by others meanwhile"):
         async with ids.claimed("alice", USER):
             await client.call("SET", PREFIX + USER, "alice 1")
-            await give(ids, external_ids_accounts, "robert", USER)
-            await external_ids_accounts.change("alice", external_id=USER)
+            await give(ids, two, "robert", USER)
+            await two.change("alice", external_id=USER)
     assert await ids.find(USER) == "robert"
-    assert [each.id async for each in external_ids_accounts.all() if each.external_id] == ["robert"]
+    assert [each.id async for each in two.all() if each.external_id] == ["robert"]
 
 
-async def test_a_claim_that_the_store_lost_is_restored(
-    client: Client, ids: ExternalIds, external_ids_accounts: Accounts
-) -> None:
-    await give(ids, external_ids_accounts, "alice", USER)
+async def test_a_claim_that_the_store_lost_is_restored(client: Client, ids: ExternalIds, two: Accounts) -> None:
+    await give(ids, two, "alice", USER)
     await client.call("DEL", PREFIX + USER)
     alice, robert = (
-        await external_ids_accounts.get("alice"),
-        await external_ids_accounts.change("robert", external_id=USER),
+        await two.get("alice"),
+        await two.change("robert", external_id=USER),
     )
     assert alice is not None
     assert await ids.check(alice) == ""

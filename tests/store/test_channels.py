@@ -534,25 +534,6 @@ async def test_a_slot_is_released_at_once(client: Client, monkeypatch: pytest.Mo
         assert await health.admit([B, A], "r4") is B
 
 
-async def test_the_failures_of_one_worker_are_known_to_the_others_within_a_second(client: Client) -> None:
-    assert channel_breaker_module.SYNC_INTERVAL_S < 1
-    async with worker(client) as one, worker(client) as two:
-        for number in range(3):
-            assert await one.admit([A], f"r{number}") is A
-            one.failed(A, f"r{number}", "upstream_rate_limited", 100)
-            one.left(A, f"r{number}")
-
-        async def known() -> bool:
-            return await refusal(two, "s") is not None
-
-        await until(known)
-        assert await two.admit([A, C], "t") is C
-        refused = await refusal(two, "u")
-        assert refused is not None
-        assert (refused.status, refused.code) == (503, "model_unavailable")
-        assert 50 < (refused.retry_after_s or 0) <= 100.05
-
-
 @pytest.mark.parametrize(("outcome", "streak"), [("ok", None), ("failed", b"2"), ("", b"1")])
 async def test_the_outcome_of_a_probe_is_reported(client: Client, outcome: str, streak: bytes | None) -> None:
     async with worker(client) as health:

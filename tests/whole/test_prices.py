@@ -159,20 +159,9 @@ async def test_a_free_model_has_its_cost(store_url: str, client: Client, tmp_pat
 @pytest.mark.parametrize(
     ("asked", "told", "factor"),
     [
-        (None, "priority", 2),
-        (None, "flex", 0.5),
-        (None, "premium", 1),
-        (None, None, 1),
-        ("default", "default", 1),
-        ("auto", "default", 1),
-        ("auto", "priority", 2),
-        ("auto", None, 1),
-        ("flex", "flex", 0.5),
-        ("flex", None, 1),
-        ("priority", "priority", 2),
-        ("priority", "default", 1),
-        ("priority", "premium", 2),
-        ("scale", None, 0),
+        *((None, "priority", 2), (None, "flex", 0.5), (None, "premium", 1), (None, None, 1), ("default", "default", 1)),
+        *(("auto", "default", 1), ("auto", "priority", 2), ("auto", None, 1), ("flex", "flex", 0.5), ("flex", None, 1)),
+        *(("priority", "priority", 2), ("priority", "default", 1), ("priority", "premium", 2), ("scale", None, 0)),
     ],
 )
 async def test_a_request_is_charged_by_the_service_tier_that_served_it(

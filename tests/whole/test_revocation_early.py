@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import CREDIT, assert_released, last_end_record, tasks
 from tests.whole.conftest import CHAIN, Serve
 from tests.whole.raw import CHAT, Answer, chat, get, read_answer
-from tests.whole.scripted import CHUNKED, HEAD, Forever, Hold, Scripted, chunk
+from tests.whole.scripted import CHUNKED, HEAD, Forever, Hold, Scripted, Step, chunk
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"one two three"}}]}\n\n'
 
@@ -86,26 +87,19 @@ async def refused(
     return record
 
 
-async def test_a_request_that_waits_for_the_first_byte(serve: Serve) -> None:
-    async with Scripted([Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
+@pytest.mark.parametrize("script", [[Hold], [CHUNKED, Hold]], ids=["no head", "no event"])
+async def test_a_request_that_waits_for_the_first_event(serve: Serve, script: list[Step]) -> None:
+    async with Scripted(script) as upstream, gateway_for(upstream.base_url, serve) as gateway:
         token = await token_of(gateway)
         before = tasks()
         async with sent(gateway, chat(token.token)) as answer:
             await upstream.arrived.wait()
+            await asyncio.sleep(0.1)
             record = await refused(gateway, token, answer, upstream)
         assert (record.outcome, record.charge_micros) == (Outcome.STOPPED, record.prompt_tokens)
         assert record.prompt_tokens > 0
         assert len(record.attempts) == 1
         await assert_released(gateway, upstream, before, pooled=0)
-
-
-async def test_a_request_whose_head_has_come_and_no_event(serve: Serve) -> None:
-    async with Scripted([CHUNKED, Hold]) as upstream, gateway_for(upstream.base_url, serve) as gateway:
-        token = await token_of(gateway)
-        async with sent(gateway, chat(token.token)) as answer:
-            await upstream.arrived.wait()
-            await asyncio.sleep(0.1)
-            assert (await refused(gateway, token, answer, upstream)).outcome is Outcome.STOPPED
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"500 Failed"])
@@ -212,37 +206,22 @@ GROUPS = {"default": {}, "vip": {"ratio": 3}, "closed": {"enabled": False}, "few
 Change = Callable[[Store, str], Awaitable[object]]
 
 
-async def _delete(store: Store, token_id: str) -> object:
-    return await store.tokens.delete(token_id)
+def account(**changes: Any) -> Change:
+    return lambda store, _: store.accounts.change("tester", **changes)
 
 
 CHANGES: dict[str, tuple[Change, int, str, bool]] = {
-    "deleted": (_delete, 401, "token_invalid", False),
+    "deleted": (lambda store, token: store.tokens.delete(token), 401, "token_invalid", False),
     "disabled": (
         lambda store, token: store.tokens.set_status(token, TokenStatus.DISABLED),
         401,
         "token_disabled",
         True,
     ),
-    "suspended": (
-        lambda store, _: store.accounts.change("tester", status=AccountStatus.SUSPENDED),
-        403,
-        "account_inactive",
-        True,
-    ),
-    "in a closed group": (
-        lambda store, _: store.accounts.change("tester", group="closed"),
-        403,
-        "group_forbidden",
-        True,
-    ),
-    "restricted": (lambda store, _: store.accounts.change("tester", models=["other"]), 404, "model_not_found", True),
-    "limited": (
-        lambda store, _: store.accounts.change("tester", limits=AccountLimits(tokens_per_minute=1)),
-        429,
-        "rate_limited",
-        True,
-    ),
+    "suspended": (account(status=AccountStatus.SUSPENDED), 403, "account_inactive", True),
+    "in a closed group": (account(group="closed"), 403, "group_forbidden", True),
+    "restricted": (account(models=["other"]), 404, "model_not_found", True),
+    "limited": (account(limits=AccountLimits(tokens_per_minute=1)), 429, "rate_limited", True),
 }
 """What changes, and with which status and code the next request is refused; whether its record names the account."""
 
