@@ -23,6 +23,7 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.usage.database import UsageFiles
 from gateway.usage.home import DATABASES, Home, postgres
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.postgres import WHY_NOT, PostgresServer, binary
 from tests.records import OPENED
 
@@ -130,6 +131,12 @@ def store_url(store_server: EmbeddedStore) -> str:
         connection.sendall(b"FLUSHALL\r\n")
         assert connection.recv(64) == b"+OK\r\n"
     return store_server.url
+
+
+@pytest.fixture
+def place(tmp_path: Path, store_url: str) -> Place:
+    """Return where a gateway of the test is."""
+    return tmp_path, store_url
 
 
 @pytest.fixture(scope="session")

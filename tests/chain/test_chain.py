@@ -31,6 +31,7 @@ from plugins.rate_limit import RateLimit
 from plugins.redact import Redact
 from tests.faulty import Answers, Good
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 
 # Hooks run in the order of the list; `on_end` runs in reverse order, once for each entered plugin, whatever happened.
 Does = Callable[[], object]
@@ -238,9 +239,7 @@ running: list[asyncio.Future[None]] = []
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-async def test_a_plugin_that_hangs_is_named_and_the_others_are_stopped(
-    tmp_path: Path, store_url: str, stubborn: bool
-) -> None:
+async def test_a_plugin_that_hangs_is_named_and_the_others_are_stopped(place: Place, stubborn: bool) -> None:
     running.clear()
     calls: list[str] = []
     steps = [Entry("a", Recorder(calls, "a")), Entry("slow", Hanging(stubborn=stubborn)), Entry("routing", Routes())]
@@ -248,7 +247,7 @@ async def test_a_plugin_that_hangs_is_named_and_the_others_are_stopped(
         await asyncio.wait_for(Chain(steps).stop(limit_s=0.01), PATIENCE_S)
     assert calls == ["a stop"]
     assert [(line["event"], line["plugin"]) for line in lines] == [("plugin_hangs", "slow")]
-    async with services(tmp_path, store_url) as given:
+    async with services(*place) as given:
         with pytest.raises(GatewayError, match=r"'slow' did not start within 0\.01 s$"):
             await asyncio.wait_for(Chain(steps).start(given, limit_s=0.01), PATIENCE_S)
     assert calls == ["a stop", "a start as a", "a start", "a stop"]
@@ -275,9 +274,7 @@ SEVERE = (
 
 
 @pytest.mark.parametrize("error", SEVERE, ids=repr)
-async def test_no_exception_of_a_hook_ends_more_than_the_request(
-    tmp_path: Path, store_url: str, error: BaseException
-) -> None:
+async def test_no_exception_of_a_hook_ends_more_than_the_request(place: Place, error: BaseException) -> None:
     calls: list[str] = []
     for hook in ("request", "end"):
         chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b", hook, fail(error)))
@@ -289,7 +286,7 @@ async def test_no_exception_of_a_hook_ends_more_than_the_request(
         assert calls[-2:] == ["b end", "a end"]
     for hook in ("start", "stop"):
         chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b", hook, fail(error)))
-        async with services(tmp_path, store_url) as store:
+        async with services(*place) as store:
             with suppress(GatewayError):
                 await chain.start(store)
             await chain.stop()
@@ -325,10 +322,10 @@ def test_observing_hooks_run_in_order_and_fail_unless_errors_are_ignored() -> No
     assert calls == ["a chunk", "b chunk", "a response", "b response"]
 
 
-async def test_start_runs_in_order_and_stop_in_reverse_with_each_plugins_name(tmp_path: Path, store_url: str) -> None:
+async def test_start_runs_in_order_and_stop_in_reverse_with_each_plugins_name(place: Place) -> None:
     calls: list[str] = []
     chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b", "stop", fail(RuntimeError("a bug"))))
-    async with services(tmp_path, store_url) as given:
+    async with services(*place) as given:
         await chain.start(given)
         await chain.stop()
     assert calls == ["a start as a", "a start", "b start as b", "b start", "b stop", "a stop"]
@@ -344,12 +341,12 @@ async def test_start_runs_in_order_and_stop_in_reverse_with_each_plugins_name(tm
     ],
 )
 async def test_a_failing_start_stops_the_plugins_already_started(
-    tmp_path: Path, store_url: str, error: BaseException, raised: str
+    place: Place, error: BaseException, raised: str
 ) -> None:
     calls: list[str] = []
     good = [Entry("a", Recorder(calls, "a")), Entry("b", Recorder(calls, "b", "stop", fail(RuntimeError("another"))))]
     bad = Entry("c", Recorder(calls, "c", "start", fail(error)), wrong=lambda text: Misconfigured(f"here: {text}"))
-    async with services(tmp_path, store_url) as given:
+    async with services(*place) as given:
         with pytest.raises(GatewayError) as refused:
             await Chain([*good, bad, Entry("routing", Routes())]).start(given)
     text = re.sub(r"\(.*test_chain\.py, line \d+\)", "(FILE, line N)", str(refused.value))
@@ -651,10 +648,10 @@ class Works(Plugin):
         self.calls += 1
 
 
-async def test_the_tasks_end_before_stop_and_the_session_after_it(store_url: str, tmp_path: Path) -> None:
+async def test_the_tasks_end_before_stop_and_the_session_after_it(place: Place) -> None:
     plugin = Works()
     before = asyncio.all_tasks()
-    async with services(tmp_path, store_url) as given:
+    async with services(*place) as given:
         chain = Chain([Entry("works", plugin)])
         await chain.start(given)
         await wait_until(lambda: plugin.calls > 1)
@@ -664,10 +661,10 @@ async def test_the_tasks_end_before_stop_and_the_session_after_it(store_url: str
     assert asyncio.all_tasks() == before
 
 
-async def test_a_plugin_that_does_not_start_leaves_nothing(store_url: str, tmp_path: Path) -> None:
+async def test_a_plugin_that_does_not_start_leaves_nothing(place: Place) -> None:
     good, bad = Works(), Works(fails=True)
     before = asyncio.all_tasks()
-    async with services(tmp_path, store_url) as given:
+    async with services(*place) as given:
         chain = Chain([Entry("good", good), Entry("bad", bad)])
         with pytest.raises(Misconfigured, match="'bad' does not start: not now"):
             await chain.start(given)

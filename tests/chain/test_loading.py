@@ -22,7 +22,6 @@ from gateway.chat.dialect import Dialect
 from gateway.chat.prompt import PartTokens
 from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
-from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, running, services
 from plugins.auth import Auth
 from plugins.quota import Quota
@@ -380,7 +379,7 @@ def test_without_quota_there_is_no_exposure(tmp_path: Path, quota: str) -> None:
 
 
 # What an account has spent in a window is what the usage log has of it.
-async def test_the_sum_is_of_one_account_and_one_window(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_sum_is_of_one_account_and_one_window(store_url: str, tmp_path: Path) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,

@@ -12,13 +12,16 @@ from typer.testing import CliRunner, Result
 
 from gateway.base.crash_points import EXIT_CODE
 from gateway.cli.commands import program
-from gateway.store.client.client import Client
 from tests.cli.processes import gateway
 from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+def configured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store_url: str,
+) -> None:
     file = tmp_path / "gateway.yaml"
     channels = "{east: {base_url: 'http://127.0.0.1:1/v1', api_key: '${NOT_SET_HERE}'}}"
     groups = "{default: {}, trial: {}}"

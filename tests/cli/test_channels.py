@@ -23,7 +23,11 @@ app = program()
 
 
 @pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+def configured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store_url: str,
+) -> None:
     """A configuration with two channels, one of which has failed."""
     file = tmp_path / "gateway.yaml"
     keys = "api_keys: [canary-4711, canary-4712]"

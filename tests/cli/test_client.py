@@ -151,9 +151,7 @@ async def api(loaded: Loaded, store: Store) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def address(
-    tmp_path: Path, store_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[str]:
+async def address(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The address of an API for the same store as that of the configuration."""
     monkeypatch.setenv(VARIABLE, "p" * 40)
     file = tmp_path / "gateway.yaml"
@@ -315,9 +313,7 @@ async def printed_reads(names: dict[str, str]) -> dict[str, Printed]:
 
 
 @pytest.fixture
-async def address_for_reads(
-    tmp_path: Path, store_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[str]:
+async def address_for_reads(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The address of an API for the same store as that of the configuration."""
     monkeypatch.setenv(VARIABLE, "p" * 40)
     file = tmp_path / "gateway.yaml"

@@ -20,7 +20,6 @@ from gateway.domain.facts import AccountLimits
 from gateway.operations.operation import SERVED
 from gateway.store.accounts import AccountStatus
 from gateway.store.channels import ChannelLimits, ChannelReport
-from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper
 from gateway.store.tokens import TokenStatus
 from tests.store.conftest import new_request_id
@@ -101,7 +100,10 @@ async def command_in(folder: Path, url: str, more: str = "") -> AsyncIterator[Co
 
 
 @pytest.fixture
-async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Command]:
+async def command(
+    tmp_path: Path,
+    store_url: str,
+) -> AsyncIterator[Command]:
     async with command_in(tmp_path, store_url) as command:
         yield command
 
@@ -303,7 +305,8 @@ class Looks(Plugin):
 
 
 async def test_a_plugin_that_does_not_explain_itself_is_shown_as_unknown(
-    tmp_path: Path, store_url: str, client: Client
+    tmp_path: Path,
+    store_url: str,
 ) -> None:
     (tmp_path / "odd.py").write_text(PLUGINS)
     more = "  - use: odd:Silent\n  - use: odd:Looks\n  - use: odd:Broken\n    on_error: ignore\n"
@@ -320,7 +323,8 @@ async def test_a_plugin_that_does_not_explain_itself_is_shown_as_unknown(
 
 
 async def test_a_chain_whose_routing_does_not_explain_itself_is_neither_served_nor_refused(
-    tmp_path: Path, store_url: str, client: Client
+    tmp_path: Path,
+    store_url: str,
 ) -> None:
     (tmp_path / "own.py").write_text(PLUGINS.replace('"""Does', 'provides = (Route,)\n    """Does'))
     async with command_in(tmp_path, store_url) as command:
@@ -356,7 +360,10 @@ HELD = {
 FREE = ("messages.tokens", "responses.tokens", "moderations")
 
 
-async def test_each_operation_is_explained(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_each_operation_is_explained(
+    tmp_path: Path,
+    store_url: str,
+) -> None:
     async with command_in(tmp_path, store_url) as command:
         text = OPERATIONS.format(url=store_url, folder=tmp_path, operations=", ".join(SERVED))
         command.file.write_text(text)

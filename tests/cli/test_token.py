@@ -27,7 +27,11 @@ add(app, "account", "token")
 
 
 @pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+def configured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store_url: str,
+) -> None:
     """A configuration on a store with one account."""
     file = tmp_path / "gateway.yaml"
     file.write_text(

@@ -6,7 +6,6 @@ import pytest
 
 from gateway.base.errors import Misconfigured
 from gateway.plugin_kit import broken, check, checks, scenarios
-from gateway.store.client.client import Client
 from tests import faulty
 
 EXAMPLES: dict[str, dict[str, object]] = {
@@ -23,7 +22,7 @@ SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "reda
 @pytest.mark.parametrize(
     "use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers", "tests.faulty:GoodDialect"]
 )
-async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client, use: str) -> None:
+async def test_a_good_plugin_keeps_every_promise(store_url: str, use: str) -> None:
     findings = await check(use, EXAMPLES.get(use), url=store_url)
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
@@ -118,7 +117,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_broken_promise_is_found_and_no_other_check_fails(store_url: str, client: Client, name: str) -> None:
+async def test_a_broken_promise_is_found_and_no_other_check_fails(store_url: str, name: str) -> None:
     found = broken(await check(f"tests.faulty:{name}", url=store_url))
     assert [text.startswith(FAULTS[name]) for text in found] == [True], found
 
@@ -168,7 +167,9 @@ async def test_an_address_with_credentials_may_not_be_shown(url: str) -> None:
     assert found == "secrets: `repr` shows `url`: define a `__repr__` without it"
 
 
-async def test_a_plugin_may_have_a_redis_of_its_own(store_url: str, client: Client) -> None:
+async def test_a_plugin_may_have_a_redis_of_its_own(
+    store_url: str,
+) -> None:
     assert broken(await check("tests.faulty:OwnRedis", {"url": store_url})) == []
 
 
@@ -193,6 +194,8 @@ async def test_an_unknown_plugin_or_setting_is_an_error() -> None:
         await check("tests.faulty:Good", {"most": "many"})
 
 
-async def test_a_step_that_is_kept_for_all_requests_is_found(store_url: str, client: Client) -> None:
+async def test_a_step_that_is_kept_for_all_requests_is_found(
+    store_url: str,
+) -> None:
     found = broken(await check("tests.faulty:KeepsItsStep", url=store_url))
     assert any("make a new one for each request" in str(line) for line in found), found

@@ -10,7 +10,6 @@ import pytest
 
 from gateway import Caller, Exchange, Outcome, Services, Usage
 from gateway.domain.exchange import Attempt
-from gateway.store.client.client import Client
 from gateway.testing import FixedClock, exchange, services, started
 from plugins.answer_cache import AnswerCache
 
@@ -19,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @pytest.fixture
-async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+async def given(store_url: str, tmp_path: Path) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url) as made:
         yield made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import anthropic
 import openai
@@ -12,6 +11,7 @@ import pytest
 from gateway.chat.usage import read_counts
 from gateway.usage.record import Record
 from plugins.anthropic import Messages
+from tests.place import Place
 from tests.plugins.anthropic_streams import CACHED, ERROR, MICROS, STREAMS, TEXT, event, start, wire
 from tests.plugins.anthropic_upstream import (
     KEY,
@@ -29,9 +29,9 @@ from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, Fin, Step, chunk
 
 
-async def test_both_clients_read_the_same_and_the_charge_is_right(store_url: str, tmp_path: Path) -> None:
+async def test_both_clients_read_the_same_and_the_charge_is_right(place: Place) -> None:
     scripts = [answered(wire(events)) for events in STREAMS.values() for _ in range(2)]
-    async with whole(tmp_path, store_url, *scripts) as (gateway, token, claude, _), client_of(gateway, token) as client:
+    async with whole(*place, *scripts) as (gateway, token, claude, _), client_of(gateway, token) as client:
         theirs = anthropic.AsyncAnthropic(base_url=claude.base_url.removesuffix("/v1"), api_key=KEY, max_retries=0)
         for name in STREAMS:
             ours = await of_openai(client)
@@ -66,9 +66,9 @@ async def test_both_clients_read_the_same_and_the_charge_is_right(store_url: str
         }
 
 
-async def test_a_channel_may_name_another_version_and_drop_what_it_takes_away(store_url: str, tmp_path: Path) -> None:
+async def test_a_channel_may_name_another_version_and_drop_what_it_takes_away(place: Place) -> None:
     more = ", headers: {anthropic-version: '2026-10-21'}, drop: [temperature, top_p, top_k]"
-    async with whole(tmp_path, store_url, answered(wire(CACHED)), channel=more) as (gateway, token, claude, _):
+    async with whole(*place, answered(wire(CACHED)), channel=more) as (gateway, token, claude, _):
         asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "messages": LONG}
         assert (await ask(gateway.port, chat(token, asked))).whole
         head, body = claude.requests[0].split(b"\r\n\r\n", 1)
@@ -78,8 +78,8 @@ async def test_a_channel_may_name_another_version_and_drop_what_it_takes_away(st
         assert json.loads(body).keys() == {"model", "max_tokens", "stream", "messages"}
 
 
-async def test_one_json_answer_is_gathered(store_url: str, tmp_path: Path) -> None:
-    async with whole(tmp_path, store_url, answered(wire(CACHED))) as (gateway, token, _, _):
+async def test_one_json_answer_is_gathered(place: Place) -> None:
+    async with whole(*place, answered(wire(CACHED))) as (gateway, token, _, _):
         answer = await ask(gateway.port, chat(token, {"stream": False, "messages": LONG}))
         body = json.loads(answer.body)
         assert body["choices"][0]["message"] == {"role": "assistant", "content": "From the cache."}
@@ -107,11 +107,9 @@ ERRORS: dict[str, tuple[list[Step], int, str, str]] = {
 """What Anthropic answers, the status and the code that a caller gets from it alone, and which of two channels answers last."""
 
 
-async def test_errors_before_the_first_byte_have_their_class_and_the_right_ones_fail_over(
-    store_url: str, tmp_path: Path
-) -> None:
+async def test_errors_before_the_first_byte_have_their_class_and_the_right_ones_fail_over(place: Place) -> None:
     scripts = [script for script, *_ in ERRORS.values() for _ in range(2)]
-    async with whole(tmp_path, store_url, *scripts, spare=len(ERRORS)) as (gateway, token, _, _):
+    async with whole(*place, *scripts, spare=len(ERRORS)) as (gateway, token, _, _):
         for number, (name, (_, status, code, channel)) in enumerate(ERRORS.items()):
             alone = await ask(gateway.port, chat(token, {"model": f"alone-{number}"}))
             assert (alone.status, alone.error["code"]) == (status, code), name
@@ -123,9 +121,9 @@ async def test_errors_before_the_first_byte_have_their_class_and_the_right_ones_
             assert (record.charge_micros > 0) == (channel == "plain")
 
 
-async def test_a_plain_channel_that_fails_is_followed_by_anthropic(store_url: str, tmp_path: Path) -> None:
+async def test_a_plain_channel_that_fails_is_followed_by_anthropic(place: Place) -> None:
     broken: list[Step] = [b"HTTP/1.1 503 Oops\r\nContent-Length: 0\r\n\r\n"]
-    async with whole(tmp_path, store_url, answered(wire(TEXT)), plain=broken) as (gateway, token, _, _):
+    async with whole(*place, answered(wire(TEXT)), plain=broken) as (gateway, token, _, _):
         both = await ask(gateway.port, chat(token, {"model": "plain-first", "n": 2}))
         assert (both.status, both.error["code"]) == (502, "upstream_error")  # of the one that could serve it
         async with client_of(gateway, token) as client:
@@ -136,10 +134,8 @@ async def test_a_plain_channel_that_fails_is_followed_by_anthropic(store_url: st
         assert record.charge_micros == MICROS["text"]
 
 
-async def test_what_the_dialect_cannot_say_goes_to_another_channel_without_blame(
-    store_url: str, tmp_path: Path
-) -> None:
-    async with whole(tmp_path, store_url, answered(wire(TEXT))) as (gateway, token, claude, plain):
+async def test_what_the_dialect_cannot_say_goes_to_another_channel_without_blame(place: Place) -> None:
+    async with whole(*place, answered(wire(TEXT))) as (gateway, token, claude, plain):
         for fields in ({"n": 2}, {"response_format": {"type": "json_object"}}, {"logprobs": True}):
             await ask(gateway.port, chat(token, {"model": "claude-first", **fields}))
             alone = await ask(gateway.port, chat(token, fields))
@@ -153,7 +149,7 @@ async def test_what_the_dialect_cannot_say_goes_to_another_channel_without_blame
         assert (await ask(gateway.port, chat(token))).status == 200
 
 
-async def test_a_stream_that_breaks_off_raises_in_the_client_and_is_charged(store_url: str, tmp_path: Path) -> None:
+async def test_a_stream_that_breaks_off_raises_in_the_client_and_is_charged(place: Place) -> None:
     begun = wire(TEXT[:5])
     scripts: dict[str, list[Step]] = {
         "error": answered(begun + event(ERROR).replace(b"Overloaded", b"Overloaded " + KEY.encode())),
@@ -161,7 +157,7 @@ async def test_a_stream_that_breaks_off_raises_in_the_client_and_is_charged(stor
         "end": answered(begun + event(TEXT[-2])[:40]),
     }
     async with (
-        whole(tmp_path, store_url, *scripts.values(), spare=3) as (gateway, token, _, _),
+        whole(*place, *scripts.values(), spare=3) as (gateway, token, _, _),
         client_of(gateway, token) as client,
     ):
         for number, cut in enumerate(scripts):

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 import anthropic
@@ -21,6 +20,7 @@ from gateway.chat.usage import ReportedUsage
 from gateway.proxy.translation import Translation
 from plugins.anthropic import Messages
 from plugins.anthropic.answer import MAX_MESSAGE, MAX_OPEN, MessageReader, error_delta, error_of
+from tests.place import Place
 from tests.plugins.anthropic_odd_streams import END, ERRORS, HELLO, LOOSE, SAME, USED
 from tests.plugins.anthropic_streams import MICROS, PRICE, STOP, start, text, wire
 from tests.plugins.anthropic_upstream import KEY, LONG, MESSAGES, answered, assert_same, client_of, of_openai, whole
@@ -75,10 +75,10 @@ def test_a_stream_may_be_cut_at_every_byte_and_is_whole_only_at_its_end(name: st
             assert b"[DONE]" not in truncated.sent, at
 
 
-async def test_both_clients_read_the_same_of_odd_streams(store_url: str, tmp_path: Path) -> None:
+async def test_both_clients_read_the_same_of_odd_streams(place: Place) -> None:
     scripts = [answered(data) for data in SAME.values() for _ in range(3)]
     async with (
-        whole(tmp_path, store_url, *scripts) as (gateway, token, claude, _),
+        whole(*place, *scripts) as (gateway, token, claude, _),
         client_of(gateway, token) as client,
         anthropic.AsyncAnthropic(base_url=claude.base_url.removesuffix("/v1"), api_key=KEY, max_retries=0) as theirs,
     ):
@@ -107,10 +107,10 @@ def micros(usage: anthropic.types.Usage) -> int:
 
 
 async def test_streams_that_are_not_as_they_should_be_are_read_and_what_they_do_not_tell_is_estimated(
-    store_url: str, tmp_path: Path
+    place: Place,
 ) -> None:
     scripts = [answered(odd["data"]) for odd in LOOSE.values() for _ in range(2)]
-    async with whole(tmp_path, store_url, *scripts) as (gateway, token, _, _), client_of(gateway, token) as client:
+    async with whole(*place, *scripts) as (gateway, token, _, _), client_of(gateway, token) as client:
         for name, odd in LOOSE.items():
             streamed = await of_openai(client)
             plain = await client.chat.completions.create(model="words", messages=LONG)
@@ -126,37 +126,35 @@ async def test_streams_that_are_not_as_they_should_be_are_read_and_what_they_do_
             assert record.charge_micros == 3 * record.prompt_tokens + 15 * record.completion_tokens
 
 
-async def test_an_error_has_its_text_in_whatever_shape_and_place_it_comes(store_url: str, tmp_path: Path) -> None:
+async def test_an_error_has_its_text_in_whatever_shape_and_place_it_comes(place: Place) -> None:
     begun = wire([start(), *HELLO])
     places = {"first": b"", "after the start": wire([start()]), "in the middle": begun, "last": begun + wire([END])}
-    cases = [(name, place) for name in ERRORS for place in places]
-    scripts = [answered(places[place] + ERRORS[name][0] + wire([STOP])) for name, place in cases for _ in range(2)]
+    cases = [(name, at) for name in ERRORS for at in places]
+    scripts = [answered(places[at] + ERRORS[name][0] + wire([STOP])) for name, at in cases for _ in range(2)]
     async with (
-        whole(tmp_path, store_url, *scripts, spare=2 * len(cases)) as (gateway, token, _, _),
+        whole(*place, *scripts, spare=2 * len(cases)) as (gateway, token, _, _),
         client_of(gateway, token) as client,
     ):
-        for number, (name, place) in enumerate(cases):
-            message, early = ERRORS[name][1], place in ("first", "after the start")
+        for number, (name, at) in enumerate(cases):
+            message, early = ERRORS[name][1], at in ("first", "after the start")
             with pytest.raises(openai.APIError) as raised:
                 await of_openai(client, messages=MESSAGES, model=f"alone-{2 * number}")
             record = await last_end_record(gateway)
             if early:
-                assert isinstance(raised.value, openai.InternalServerError), (name, place)
-                assert (record.outcome, record.charge_micros) == ("upstream_failed", 0), (name, place)
+                assert isinstance(raised.value, openai.InternalServerError), (name, at)
+                assert (record.outcome, record.charge_micros) == ("upstream_failed", 0), (name, at)
             else:
-                assert (raised.value.message, record.outcome) == (message, "upstream_error_in_stream"), (name, place)
+                assert (raised.value.message, record.outcome) == (message, "upstream_error_in_stream"), (name, at)
                 assert 0 < record.charge_micros < 3 * 25 + USED + 1
             with pytest.raises(openai.InternalServerError):
                 await client.chat.completions.create(model=f"alone-{2 * number + 1}", messages=MESSAGES)
             assert (await last_end_record(gateway)).status == 502
 
 
-async def test_a_stream_that_is_cut_raises_in_the_client_and_is_recorded_as_truncated(
-    store_url: str, tmp_path: Path
-) -> None:
+async def test_a_stream_that_is_cut_raises_in_the_client_and_is_recorded_as_truncated(place: Place) -> None:
     ends = {name: data[: data.rindex(b"message_delta") - 20] for name, data in SAME.items() if b"text_delta" in data}
     async with (
-        whole(tmp_path, store_url, *(answered(data) for data in ends.values()), spare=len(ends)) as (
+        whole(*place, *(answered(data) for data in ends.values()), spare=len(ends)) as (
             gateway,
             token,
             _,
@@ -232,11 +230,11 @@ def failing(status: int, body: bytes) -> list[Step]:
     return [head.encode() + body]
 
 
-async def test_each_status_leads_to_its_answer_whatever_the_body(store_url: str, tmp_path: Path) -> None:
+async def test_each_status_leads_to_its_answer_whatever_the_body(place: Place) -> None:
     pairs = [(status, name, row + column) for row, status in enumerate(STATUSES) for column, name in enumerate(BODIES)]
     cases = [(status, name, number % 2 == 0) for status, name, number in pairs]
     scripts = [failing(status, BODIES[name][0]) for status, name, _ in cases]
-    async with whole(tmp_path, store_url, *scripts, spare=len(cases)) as (gateway, token, _, _):
+    async with whole(*place, *scripts, spare=len(cases)) as (gateway, token, _, _):
         for number, (status, name, stream) in enumerate(cases):
             answer = await ask(gateway.port, chat(token, {"model": f"alone-{number}", "stream": stream}))
             expected, code = STATUSES[status]
@@ -254,12 +252,12 @@ async def test_each_status_leads_to_its_answer_whatever_the_body(store_url: str,
         assert (account.held_micros, account.balance_micros) == (0, 50_000_000)
 
 
-async def test_an_account_without_credit_is_no_fault_of_the_request(store_url: str, tmp_path: Path) -> None:
+async def test_an_account_without_credit_is_no_fault_of_the_request(place: Place) -> None:
     text = "Your credit balance is too low to access the Anthropic API."
     shapes = [{"error": {"message": text}}, {"error": text}, {"message": text}]
     scripts = [failing(400, json.dumps(shape).encode()) for shape in shapes]
     async with (
-        whole(tmp_path, store_url, *scripts, spare=len(shapes)) as (gateway, token, _, _),
+        whole(*place, *scripts, spare=len(shapes)) as (gateway, token, _, _),
         client_of(gateway, token) as client,
     ):
         for number in range(len(shapes)):

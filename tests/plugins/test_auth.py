@@ -25,12 +25,13 @@ from plugins import pacing
 from plugins.auth import Auth
 from plugins.pacing import REFUSALS_PER_S, PacedRefusals
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
 
 @pytest.fixture
-async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+async def given(store_url: str, tmp_path: Path) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url, SETTINGS) as given:
         await given.store.accounts.create("alice")
         yield given
@@ -74,15 +75,13 @@ async def test_a_valid_token_identifies_the_caller(given: Services, auth: Auth) 
         assert (asked.account, asked.token_id, asked.group) == ("alice", created.id, "default")
 
 
-async def test_budgets_and_limits_are_the_accounts_own_field_by_field_and_else_its_groups(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_budgets_and_limits_are_the_accounts_own_field_by_field_and_else_its_groups(place: Place) -> None:
     trial = Group(
         budgets=GroupBudgets(day=Decimal("0.5"), month=Decimal(5), requests=100),
         limits=GroupLimits(requests_per_minute=10, concurrent=2),
     )
     settings = Config(groups={"default": Group(), "trial": trial}, store=PATIENT)
-    async with services(tmp_path, store_url, settings) as given:
+    async with services(*place, settings) as given:
         auth = await started(Auth(), given)
         store = given.store
         await store.accounts.create("alice", "trial")

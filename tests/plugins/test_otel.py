@@ -22,6 +22,7 @@ from gateway.testing import FakeUpstream, Running, running, services, started
 from gateway.testing import configuration as plain
 from plugins.otel import STOP_S, Otel, OtelContent, SpanContent
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
 
@@ -155,12 +156,12 @@ TRACED = f"00-{CALLER['trace']}-{CALLER['id']}-01"
 STATES = [("tracestate", "a=1,b=2"), ("tracestate", "c=3")]
 
 
-async def test_an_upstream_is_told_the_span_that_calls_it(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_upstream_is_told_the_span_that_calls_it(place: Place) -> None:
     async with (
         collecting() as collector,
         FakeUpstream(mode="500", pace_s=0) as failing,
         FakeUpstream(pace_s=0) as serving,
-        running(configuration(failing.base_url, serving.base_url, collector.url), tmp_path, store_url) as gateway,
+        running(configuration(failing.base_url, serving.base_url, collector.url), *place) as gateway,
     ):
         await asked(gateway, [("traceparent", TRACED), *STATES])
         _, failed, served = await collector.wait(3)
@@ -185,18 +186,11 @@ async def test_an_upstream_is_told_the_span_that_calls_it(store_url: str, client
     ids=["random", "not sampled", "later version", "new", "ratio", "zero", "ff", "two", "no parent", "strangers"],
 )
 async def test_a_trace_goes_on_as_trace_context_says(
-    store_url: str,
-    client: Client,
-    tmp_path: Path,
-    settings: dict[str, Any],
-    headers: list[tuple[str, str]],
-    same: bool,
-    flags: str,
-    states: str,
+    place: Place, settings: dict[str, Any], headers: list[tuple[str, str]], same: bool, flags: str, states: str
 ) -> None:
     async with collecting() as collector, FakeUpstream(pace_s=0) as upstream:
         yaml = configuration(upstream.base_url, upstream.base_url, collector.url, **settings)
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             await asked(gateway, headers)
         ((parent, state),) = told(upstream)
         version, trace, span, sent = parent.split("-")
@@ -210,9 +204,7 @@ async def test_a_trace_goes_on_as_trace_context_says(
         assert (CALLER["id"] in spans.values()) is (same and recorded)
 
 
-async def test_without_it_an_upstream_is_told_what_the_caller_says(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_without_it_an_upstream_is_told_what_the_caller_says(place: Place) -> None:
     cases: list[tuple[list[tuple[str, str]], tuple[str, str]]] = [
         ([("traceparent", TRACED), *STATES], (TRACED, "a=1,b=2,c=3")),
         ([("traceparent", TRACED)], (TRACED, "")),
@@ -220,7 +212,7 @@ async def test_without_it_an_upstream_is_told_what_the_caller_says(
         ([("traceparent", TRACED), ("traceparent", "x"), *STATES], ("", "")),
     ]
     async with FakeUpstream(pace_s=0) as upstream:
-        async with running(plain(upstream.base_url), tmp_path, store_url) as gateway:
+        async with running(plain(upstream.base_url), *place) as gateway:
             for headers, _ in cases:
                 await asked(gateway, headers)
         assert told(upstream) == [expected for _, expected in cases]
@@ -267,13 +259,9 @@ async def dripping(pace_s: float) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.parametrize("pace_s", [0.05, 0.0], ids=["drips", "is silent"])
-async def test_a_collector_that_never_answers_holds_nothing(
-    store_url: str, client: Client, tmp_path: Path, pace_s: float
-) -> None:
+async def test_a_collector_that_never_answers_holds_nothing(place: Place, pace_s: float) -> None:
     async with dripping(pace_s) as (endpoint, received), FakeUpstream(pace_s=0) as upstream:
-        async with running(
-            configuration(upstream.base_url, upstream.base_url, endpoint, queue=4), tmp_path, store_url
-        ) as gateway:
+        async with running(configuration(upstream.base_url, upstream.base_url, endpoint, queue=4), *place) as gateway:
             token = await gateway.token("alice")
             await gateway.ask(token)
             await wait_until(lambda: bool(received))
@@ -287,7 +275,9 @@ async def test_a_collector_that_never_answers_holds_nothing(
         assert all(thread.daemon for thread in threads)
 
 
-async def test_it_keeps_the_contract_where_no_collector_answers(store_url: str, client: Client) -> None:
+async def test_it_keeps_the_contract_where_no_collector_answers(
+    store_url: str,
+) -> None:
     assert broken(await check("otel", {"endpoint": "http://127.0.0.1:9/v1/traces"}, url=store_url)) == []
 
 
@@ -311,8 +301,8 @@ def test_a_wrong_setting_is_refused(settings: dict[str, Any], error: str) -> Non
     assert "c\nd" not in str(caught.value)
 
 
-async def test_a_provider_of_no_channel_is_refused_at_the_start(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
+async def test_a_provider_of_no_channel_is_refused_at_the_start(place: Place) -> None:
+    async with services(*place) as given:
         with pytest.raises(ValueError, match="providers: there is no channel `west`"):
             await started(Otel(providers={"west": "mistral_ai"}), given)
 
@@ -425,7 +415,7 @@ def test_what_cannot_be_read_is_left_out() -> None:
     assert content.attributes() == {}
 
 
-async def test_it_is_in_the_span_of_the_upstream_that_answered(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_it_is_in_the_span_of_the_upstream_that_answered(place: Place) -> None:
     tools = [{"type": "function", "function": {"name": "get_weather", "description": "secret", "parameters": {}}}]
     async with (
         collecting() as collector,
@@ -435,7 +425,7 @@ async def test_it_is_in_the_span_of_the_upstream_that_answered(store_url: str, c
         yaml = configuration(
             *(failing.base_url, serving.base_url, collector.url), {"use": "otel-content", "with": {"max_bytes": 900}}
         )
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             token = await gateway.token()
             await gateway.ask(token, "weather?", tools=tools)
             await gateway.ask(token, "x" * 1000)
@@ -462,14 +452,12 @@ async def test_it_is_in_the_span_of_the_upstream_that_answered(store_url: str, c
 @pytest.mark.parametrize(
     ("otel", "content"), [({"ratio": 0.0}, {}), ({}, {"groups": ["other"]})], ids=["not sampled", "another group"]
 )
-async def test_of_others_nothing_is_kept(
-    store_url: str, client: Client, tmp_path: Path, otel: dict[str, Any], content: dict[str, Any]
-) -> None:
+async def test_of_others_nothing_is_kept(place: Place, otel: dict[str, Any], content: dict[str, Any]) -> None:
     async with collecting() as collector, FakeUpstream(pace_s=0, words="the answer") as upstream:
         yaml = configuration(
             *(upstream.base_url, upstream.base_url, collector.url), {"use": "otel-content", "with": content}, **otel
         )
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             assert (await gateway.ask(await gateway.token(), "a question")).status == 200
         assert "question" not in repr(collector.spans)
         assert "answer" not in repr(collector.spans).replace("answered", "")
@@ -481,13 +469,11 @@ def queue_of(gateway: Running) -> spans.SpanQueue:
     return otel._spans._queue
 
 
-async def test_content_that_no_collector_takes_is_bounded(
-    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_content_that_no_collector_takes_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "MOST_CONTENT", 5000)
     async with dripping(0.05) as (endpoint, received), FakeUpstream(pace_s=0, words="yes") as upstream:
         yaml = configuration(upstream.base_url, upstream.base_url, endpoint, {"use": "otel-content"}, queue=40)
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             queue, token = queue_of(gateway), await gateway.token()
             for _ in range(10):
                 await gateway.ask(token, "x" * 1000)
@@ -501,16 +487,18 @@ async def test_content_that_no_collector_takes_is_bounded(
             assert queue._total > 1000
 
 
-async def test_content_that_was_sent_makes_room(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_content_that_was_sent_makes_room(place: Place) -> None:
     async with collecting() as collector, FakeUpstream(pace_s=0, words="yes") as upstream:
         yaml = configuration(upstream.base_url, upstream.base_url, collector.url, {"use": "otel-content"})
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             await gateway.ask(await gateway.token(), "x" * 1000)
             await collector.wait(2)
             await wait_until(lambda: queue_of(gateway)._total == 0)
 
 
-async def test_it_keeps_the_contract(store_url: str, client: Client) -> None:
+async def test_it_keeps_the_contract(
+    store_url: str,
+) -> None:
     assert broken(await check("otel-content", url=store_url)) == []
 
 

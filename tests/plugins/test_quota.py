@@ -31,6 +31,7 @@ from gateway.store.money.scripts import KEEP_S
 from gateway.testing import PATIENT, FixedClock, exchange, run_end, run_request, services, started
 from plugins import quota
 from plugins.quota import Quota, described, over
+from tests.place import Place
 from tests.whole.budgeted import used
 
 TOP_UP = 1_000_000
@@ -68,7 +69,7 @@ HASTY = msgspec.structs.replace(SETTINGS, store=StoreSettings(timeout=0.5))
 
 
 @pytest.fixture
-async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+async def given(store_url: str, tmp_path: Path) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url, SETTINGS) as given:
         await given.store.accounts.create("acme")
         await given.store.wallet.credit("acme", "opening", TOP_UP)
@@ -491,16 +492,16 @@ def test_a_setting_out_of_range_is_named(settings: dict[str, object], words: str
         Quota(**settings)  # type: ignore[arg-type]
 
 
-async def test_timers_whose_hold_the_wallet_would_refuse_stop_the_start(tmp_path: Path, store_url: str) -> None:
+async def test_timers_whose_hold_the_wallet_would_refuse_stop_the_start(place: Place) -> None:
     assert quota.LONGEST_LEASE_S == KEEP_S
     channel = Channel(base_url="http://h/v1", timers=Timers(total=86_400))
     config = Config(channels={"slow": channel})
-    async with services(tmp_path, store_url, config) as given:
+    async with services(*place, config) as given:
         with pytest.raises(ValueError, match="may take 86400 s, and with lease_margin its hold would last 86460 s"):
             await started(Quota(), given)
 
 
-async def test_a_hold_beyond_every_balance_is_refused_without_asking_the_store(tmp_path: Path, store_url: str) -> None:
+async def test_a_hold_beyond_every_balance_is_refused_without_asking_the_store(place: Place) -> None:
     assert quota.LARGEST_AMOUNT == MAX_AMOUNT
     model = Model(channels=["slow"], input=Decimal(1_000_000), output=Decimal(1_000_000))
     config = Config(
@@ -509,7 +510,7 @@ async def test_a_hold_beyond_every_balance_is_refused_without_asking_the_store(t
         models={"m": model},
         groups={"default": Group(ratio=Decimal(1000))},
     )
-    async with services(tmp_path, store_url, config) as given:
+    async with services(*place, config) as given:
         plugin = await started(Quota(), given)
         asked = exchange({"n": 16, "max_tokens": 1_000_000})
         asked[Caller] = Caller("tester", "tester-1", "default")
@@ -524,7 +525,7 @@ IN_BERLIN: Config = msgspec.structs.replace(SETTINGS, time_zone="Europe/Berlin")
 
 
 @pytest.fixture
-async def berlin(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+async def berlin(store_url: str, tmp_path: Path) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url, IN_BERLIN) as berlin:
         await berlin.store.accounts.create("acme")
         await berlin.store.wallet.credit("acme", "opening", 1_000_000)

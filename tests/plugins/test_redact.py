@@ -21,7 +21,6 @@ import pytest
 
 from gateway import Caller, Exchange, Refused, Services
 from gateway.plugin_kit import broken, check
-from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
 from plugins.redact import COMMON, Redact
 from plugins.text_search import PIECE
@@ -39,7 +38,7 @@ async def redacted(given: Services, body: dict[str, Any], **settings: Any) -> tu
 
 
 @pytest.fixture
-async def given(store_url: str, client: Client, tmp_path: Path) -> Any:
+async def given(store_url: str, tmp_path: Path) -> Any:
     async with services(tmp_path, store_url) as made:
         yield made
 
@@ -111,7 +110,9 @@ async def test_a_large_body_is_searched_message_by_message(given: Services) -> N
     assert all(message["content"].endswith(" [card-number]") for message in top["messages"])
 
 
-async def test_it_explains_what_it_would_replace(store_url: str, client: Client) -> None:
+async def test_it_explains_what_it_would_replace(
+    store_url: str,
+) -> None:
     assert broken(await check("plugins.redact:Redact", url=store_url)) == []
 
 

@@ -11,13 +11,12 @@ import pytest
 
 from gateway import Services
 from gateway.chat.answers import WholeAnswer
-from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
 from plugins.stop_words import MOST_TEXTS, StopWords
 
 
 @pytest.fixture
-async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+async def given(store_url: str, tmp_path: Path) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url) as made:
         yield made
 

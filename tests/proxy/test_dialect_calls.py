@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole import broken_dialects
 from tests.whole.aftermath import assert_released, last_end_record, tasks
 from tests.whole.broken_dialects import METHODS
@@ -81,9 +82,9 @@ def assert_names_the_line(lines: list[Any], dialect: str, method: str, request_i
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_dialect_that_fails_before_the_first_byte_is_an_error_and_another_channel_is_tried(
-    store_url: str, tmp_path: Path, stream: bool
+    place: Place, stream: bool
 ) -> None:
-    async with gateway_of(tmp_path, store_url, ANSWER) as (gateway, token, upstream):
+    async with gateway_of(*place, ANSWER) as (gateway, token, upstream):
         await asked(gateway, token, "whole")
         before = tasks()
         for name in METHODS:
@@ -107,8 +108,8 @@ async def test_a_dialect_that_fails_before_the_first_byte_is_an_error_and_anothe
         await assert_released(gateway, None, before, 0)
 
 
-async def test_a_dialect_that_fails_within_a_stream_cuts_it_off(store_url: str, tmp_path: Path) -> None:
-    async with gateway_of(tmp_path, store_url, ANSWER) as (gateway, token, _):
+async def test_a_dialect_that_fails_within_a_stream_cuts_it_off(place: Place) -> None:
+    async with gateway_of(*place, ANSWER) as (gateway, token, _):
         for name in METHODS:
             if not name.startswith("later"):
                 continue
@@ -124,8 +125,8 @@ async def test_a_dialect_that_fails_within_a_stream_cuts_it_off(store_url: str, 
             assert record.charge_micros == record.prompt_tokens + 2 * record.completion_tokens > 0
 
 
-async def test_a_dialect_that_cannot_read_an_error_leaves_it_as_it_is(store_url: str, tmp_path: Path) -> None:
-    async with gateway_of(tmp_path, store_url, REFUSED) as (gateway, token, _):
+async def test_a_dialect_that_cannot_read_an_error_leaves_it_as_it_is(place: Place) -> None:
+    async with gateway_of(*place, REFUSED) as (gateway, token, _):
         for name in METHODS:
             if name.startswith("error"):
                 answer, lines = await asked(gateway, token, name)
@@ -134,7 +135,7 @@ async def test_a_dialect_that_cannot_read_an_error_leaves_it_as_it_is(store_url:
                 assert (await last_end_record(gateway)).charge_micros == 0
 
 
-async def test_a_dialect_that_is_whole_logs_nothing(store_url: str, tmp_path: Path) -> None:
-    async with gateway_of(tmp_path, store_url, ANSWER) as (gateway, token, _):
+async def test_a_dialect_that_is_whole_logs_nothing(place: Place) -> None:
+    async with gateway_of(*place, ANSWER) as (gateway, token, _):
         answer, lines = await asked(gateway, token, "whole")
         assert (answer.status, answer.whole, lines) == (200, True, [])

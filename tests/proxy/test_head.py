@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from gateway import Exchange, Outcome, Plugin, Refused, Reply
 from gateway.proxy.caller import InvalidHeader, render_head, valid_headers
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
+from tests.place import Place
 from tests.whole.aftermath import charged, last_end_record
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
@@ -100,9 +100,9 @@ async def stamping(where: str, header: str, value: str, folder: Path, store_url:
 @pytest.mark.parametrize("value", ["☃", "a\r\nSet-Cookie: b=c"], ids=["snow", "lines"])
 @pytest.mark.parametrize("where", ["response", "request", "reply", "type", "refusal", "json"])
 async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
-    where: str, value: str, store_url: str, client: Client, tmp_path: Path
+    where: str, value: str, place: Place
 ) -> None:
-    async with stamping(where, "X-A", value, tmp_path, store_url) as gateway:
+    async with stamping(where, "X-A", value, *place) as gateway:
         request = chat(await gateway.token(), {"stream": where != "json"})
         with capture_logs() as lines:
             answer = await ask(gateway.port, request)
@@ -124,9 +124,9 @@ async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
 @pytest.mark.parametrize("where", ["response", "request", "json", "reply", "refusal"])
 @pytest.mark.parametrize("name", ["content-length", "X-Request-Id"])
 async def test_a_header_of_the_gateways_own_is_an_internal_error_that_is_logged(
-    where: str, name: str, store_url: str, client: Client, tmp_path: Path
+    where: str, name: str, place: Place
 ) -> None:
-    async with stamping(where, name, "5", tmp_path, store_url) as gateway:
+    async with stamping(where, name, "5", *place) as gateway:
         with capture_logs() as lines:
             answer = await ask(gateway.port, chat(await gateway.token(), {"stream": where != "json"}))
             await last_end_record(gateway)
@@ -136,11 +136,11 @@ async def test_a_header_of_the_gateways_own_is_an_internal_error_that_is_logged(
     assert line["reason"] == f"the response header {name!r} cannot be sent: the gateway writes its own"
 
 
-async def test_the_shipped_stamp_serves_a_channel_with_any_name(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_shipped_stamp_serves_a_channel_with_any_name(place: Place) -> None:
     chain = f"{CHAIN}  - use: plugins.examples.response_stamp:ResponseStamp\n"
     async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream:
         text = configuration(upstream.base_url, chain=chain).replace("fake", "канал é")
-        async with running(text, tmp_path, store_url) as gateway:
+        async with running(text, *place) as gateway:
             answer = await ask(gateway.port, chat(await gateway.token()))
     assert (answer.status, answer.whole) == (200, True)
     assert answer.headers["x-served-by"] == "%D0%BA%D0%B0%D0%BD%D0%B0%D0%BB %C3%A9"

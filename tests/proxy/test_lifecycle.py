@@ -16,6 +16,7 @@ from gateway.store.client.client import Client
 from gateway.store.money.scripts import keys_of
 from gateway.testing import running
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
 
@@ -51,11 +52,9 @@ async def test_what_the_store_refuses_is_a_500_and_one_line_in_the_log(
 
 
 @pytest.mark.parametrize("event", RAISED)
-async def test_an_error_of_the_gateways_own_kinds_is_logged_once(
-    store_url: str, client: Client, tmp_path: Path, event: str
-) -> None:
+async def test_an_error_of_the_gateways_own_kinds_is_logged_once(place: Place, event: str) -> None:
     step = f"  - use: tests.proxy.test_lifecycle:Raises\n    with: {{error: {event}}}\n"
-    async with running(configuration("http://127.0.0.1:1/v1", chain=CHAIN + step), tmp_path, store_url) as gateway:
+    async with running(configuration("http://127.0.0.1:1/v1", chain=CHAIN + step), *place) as gateway:
         token = await gateway.token()
         with capture_logs() as lines:
             answer = await ask(gateway.port, chat(token))
@@ -95,11 +94,11 @@ class LeavesPending(Plugin):
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("error", SEVERE)
 async def test_whatever_pending_work_of_a_plugin_raises_only_its_request_fails_and_has_a_record(
-    store_url: str, tmp_path: Path, error: str, refused: bool
+    place: Place, error: str, refused: bool
 ) -> None:
     given = f"{{error: {error}, refused: {str(refused).lower()}}}"
     step = f"  - use: tests.proxy.test_lifecycle:LeavesPending\n    with: {given}\n"
-    async with running(configuration("http://127.0.0.1:1/v1", chain=CHAIN + step), tmp_path, store_url) as gateway:
+    async with running(configuration("http://127.0.0.1:1/v1", chain=CHAIN + step), *place) as gateway:
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         async with asyncio.timeout(PATIENCE_S):

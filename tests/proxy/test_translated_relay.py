@@ -15,6 +15,7 @@ from gateway.proxy.translation import MAX_EVENT, Translation
 from gateway.testing import Running, running
 from plugins.anthropic import Messages
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.plugins.anthropic_streams import PING, TEXT, event, start, text, wire
 from tests.whole.aftermath import assert_released, last_end_record, tasks
 from tests.whole.conftest import CHAIN
@@ -46,10 +47,10 @@ async def gateway_of(folder: Path, url: str, *scripts: list[Step]) -> AsyncItera
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-async def test_a_stream_without_an_end_is_ended(store_url: str, tmp_path: Path, flood: str) -> None:
+async def test_a_stream_without_an_end_is_ended(place: Place, flood: str) -> None:
     before_any: list[Step] = [CHUNKED, Forever(FLOODS[flood])]
     within: list[Step] = [CHUNKED + chunk(BEGUN), Forever(FLOODS[flood])]
-    async with gateway_of(tmp_path, store_url, before_any, within, within) as (gateway, token, _):
+    async with gateway_of(*place, before_any, within, within) as (gateway, token, _):
         before = tasks()
         answer = await ask(gateway.port, chat(token, {"model": "m0"}))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
@@ -63,10 +64,10 @@ async def test_a_stream_without_an_end_is_ended(store_url: str, tmp_path: Path, 
         await assert_released(gateway, None, before, 0)
 
 
-async def test_a_redirect_is_not_followed(store_url: str, tmp_path: Path) -> None:
+async def test_a_redirect_is_not_followed(place: Place) -> None:
     async with Scripted([CHUNKED + chunk(wire(TEXT)) + LAST]) as elsewhere:
         moved = f"HTTP/1.1 307 Moved\r\nLocation: {elsewhere.base_url}/messages\r\nContent-Length: 0\r\n\r\n".encode()
-        async with gateway_of(tmp_path, store_url, [moved, Fin]) as (gateway, token, _):
+        async with gateway_of(*place, [moved, Fin]) as (gateway, token, _):
             answer = await ask(gateway.port, chat(token, {"model": "m0"}))
             assert (answer.status, answer.error["code"]) == (502, "upstream_error")
             assert elsewhere.requests == []

@@ -7,7 +7,6 @@ import gc
 import random
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,9 +16,9 @@ from gateway.base.errors import Refused
 from gateway.chat.request import Body, BodyRules, check, check_in_steps
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.body import SMALL, SMALL_SHARE, BodyBudget, BodyShare, LargeBodies
-from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import chat, read_answer
 
@@ -131,13 +130,11 @@ class Impatient(Plugin):
 READ = asyncio.Event()
 
 
-async def test_a_reading_that_was_given_up_holds_nothing_after_the_next_one(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_reading_that_was_given_up_holds_nothing_after_the_next_one(place: Place) -> None:
     chain = CHAIN.replace("  - use: rate-limit", f"  - use: {__name__}:Impatient\n  - use: rate-limit")
     async with (
         FakeUpstream(pace_s=0) as upstream,
-        running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway,
+        running(configuration(upstream.base_url, chain=chain), *place) as gateway,
     ):
         request = chat(await gateway.token())
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

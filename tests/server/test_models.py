@@ -22,11 +22,11 @@ from gateway.domain.facts import Caller
 from gateway.operations.operation import Operation
 from gateway.server.own_records import MAX_QUERIES, THREADS, Lookups, notes_of
 from gateway.server.routes import KNOWN_PATHS, ModelList, misdirected, operation_of
-from gateway.store.client.client import Client
 from gateway.testing import running
 from gateway.usage.completeness import About, KnownGateway, save
 from gateway.usage.database import UsageFiles
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.raw import ask, get
 
 # What `GET /v1/models` tells a caller of each model: what that caller pays, and the ceilings.
@@ -149,8 +149,8 @@ def test_a_caller_sees_what_it_may_use_and_no_channel_or_cost(config: Config) ->
         assert not [secret for secret in (b"channel", b"hidden", b"1.25", b"0.00000125", b"cost") if secret in text]
 
 
-async def test_the_port_and_the_official_client_show_them(tmp_path: Path, store_url: str, client: Client) -> None:
-    async with running(FILE, tmp_path, store_url) as gateway:
+async def test_the_port_and_the_official_client_show_them(place: Place) -> None:
+    async with running(FILE, *place) as gateway:
         token = await gateway.token()
         answer = await ask(gateway.port, get("/v1/models/large", token))
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json; charset=utf-8")

@@ -24,7 +24,6 @@ from gateway.runtime.worker import opened
 from gateway.server import tls
 from gateway.server.protocol import WRITE_BUFFER
 from gateway.server.tls import Certificate, renewing
-from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper
 from gateway.testing import Running
 from tests.cli.processes import demo_in, gone, kill, serving, worker_of
@@ -231,9 +230,7 @@ async def test_an_unfinished_handshake_is_closed(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
 
-async def test_a_caller_that_does_not_read_pauses_the_upstream_with_tls_too(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_does_not_read_pauses_the_upstream_with_tls_too(store_url: str, tmp_path: Path) -> None:
     event = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 4000)
     async with Scripted([CHUNKED, *[chunk(event)] * 5000, LAST]) as upstream:
         file = tmp_path / "gateway.yaml"

@@ -15,8 +15,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.base.addresses import address_of
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.trusted_proxies import MOST_PROXIES, TrustedProxies
-from gateway.store.client.client import Client
 from gateway.testing import Running, configuration, running
+from tests.place import Place
 from tests.runtime.test_reload import FileReloader
 from tests.whole.raw import Answer, get, read_answer
 
@@ -130,7 +130,7 @@ async def restricted(gateway: Running) -> str:
 
 
 async def test_the_addresses_of_a_token_are_those_of_callers_once_their_proxy_is_trusted(
-    store_url: str, client: Client, tmp_path: Path
+    store_url: str, tmp_path: Path
 ) -> None:
     async with FakeUpstream() as upstream:
         plain = configuration(upstream.base_url)
@@ -152,13 +152,11 @@ async def test_the_addresses_of_a_token_are_those_of_callers_once_their_proxy_is
                 assert (await models(gateway, token, "192.0.2.7")).status == 403
 
 
-async def test_refusals_are_counted_for_the_address_of_the_caller(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_refusals_are_counted_for_the_address_of_the_caller(place: Place) -> None:
     text = configuration("http://127.0.0.1:1/v1")
     text = text.replace("{", '{"port": {"trusted_proxies": ["127.0.0.0/8", "::1"]},', 1)
     text = text.replace('{"use":"auth"}', '{"use":"auth","with":{"wrong_tokens_per_minute":2}}')
-    async with running(text, tmp_path, store_url) as gateway:
+    async with running(text, *place) as gateway:
         await gateway.token()
         wrong = (await gateway.store.tokens.create("tester")).token[:-4] + "aaaa"
         statuses = [(await models(gateway, wrong, f"198.51.100.{last}")).status for last in (1, 1, 1, 2, 2, 1)]

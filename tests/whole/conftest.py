@@ -11,7 +11,6 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.whole.browser import launched
@@ -65,7 +64,7 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest.fixture
-def serve(store_url: str, client: Client, tmp_path: Path) -> Serve:
+def serve(store_url: str, tmp_path: Path) -> Serve:
     """A function that runs a gateway with an empty store. Its arguments are those of `configuration`."""
     return lambda *upstream, **more: running(configuration(*upstream, **more), tmp_path, store_url)
 

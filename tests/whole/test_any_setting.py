@@ -18,7 +18,6 @@ from gateway.config.schema import Config, Demo, PluginEntry, Tls, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime.active_config import ConfigTest
 from gateway.runtime.reload import RELOADABLE
-from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.patience import PATIENCE_S
 from tests.runtime.test_reload import FileReloader
@@ -198,7 +197,7 @@ async def upstream() -> Any:
 
 
 async def test_any_value_of_a_reloadable_setting_is_refused_or_serves(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+    upstream: FakeUpstream, store_url: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "gateway.yaml"
     good = with_value(base(upstream.base_url, tmp_path), ("workers",), "1")

@@ -22,6 +22,7 @@ from gateway.cli.commands import program
 from gateway.metrics.exporter import Exporter
 from gateway.testing import running
 from gateway.tools.explain import explain
+from tests.place import Place
 from tests.whole.aftermath import assert_released, end_records, last_end_record, tasks
 from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import ask, chat
@@ -51,13 +52,13 @@ def failed(status: int) -> list[Step]:
 
 
 async def test_what_is_sent_and_that_no_secret_comes_back(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ROUTE", ROUTE)
     monkeypatch.setenv("BODY", BODY)
     echo = STREAM.replace(b"data: {", b'data: {"echo":"%b",' % " ".join(SPELLINGS).encode(), 1)
     answers: list[list[Step]] = [[CHUNKED + chunk(echo) + LAST], failed(400), failed(503)]
-    async with Scripted(*answers) as upstream, running(yaml(upstream.base_url), tmp_path, store_url) as gateway:
+    async with Scripted(*answers) as upstream, running(yaml(upstream.base_url), *place) as gateway:
         token = await gateway.token()
         asked: dict[str, Any] = {"seed": 7, "Padding": "mine", "top_p": 0.5}
         shown = [(await ask(gateway.port, chat(token, asked))).body for _ in answers]
@@ -80,7 +81,7 @@ async def test_what_is_sent_and_that_no_secret_comes_back(
         assert not {"seed", "Padding"} & fields.keys()
 
 
-async def test_what_a_channel_adds_is_held(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_channel_adds_is_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTE", ROUTE)
     monkeypatch.setenv("BODY", BODY)
     usage = b'"usage":{"prompt_tokens":1000,"completion_tokens":100,"total_tokens":1100}'
@@ -88,7 +89,7 @@ async def test_what_a_channel_adds_is_held(store_url: str, tmp_path: Path, monke
     first = STREAM.partition(b"\n\n")[0] + b"\n\n"
     async with (
         Scripted([CHUNKED + chunk(first + end) + LAST]) as upstream,
-        running(yaml(upstream.base_url), tmp_path, store_url) as gateway,
+        running(yaml(upstream.base_url), *place) as gateway,
     ):
         poor = await gateway.token("poor", credit=1000)
         refused = await ask(gateway.port, chat(poor))

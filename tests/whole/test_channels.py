@@ -31,6 +31,7 @@ from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
 from tests.metrics.scrape import scrape, value
 from tests.patience import PATIENCE_S, soon, wait_until
+from tests.place import Place
 from tests.whole.aftermath import assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat, get
@@ -115,11 +116,9 @@ RETRIED: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("fault", RETRIED)
-async def test_the_next_channel_serves_when_the_first_fails(
-    store_url: str, client: Client, tmp_path: Path, fault: str
-) -> None:
+async def test_the_next_channel_serves_when_the_first_fails(place: Place, fault: str) -> None:
     each = ", timers: {first_byte: 0.5}" if fault == "silent" else ""
-    async with gateway_with(tmp_path, store_url, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
+    async with gateway_with(*place, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
         token = await gateway.token()
         if fault == "refused":
             await first.__aexit__(None, None, None)
@@ -137,37 +136,35 @@ async def test_the_next_channel_serves_when_the_first_fails(
         assert len(second.requests) == 1
 
 
-async def test_a_callers_mistake_is_not_retried(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_callers_mistake_is_not_retried(place: Place) -> None:
     wrong = [full_response("400 No", b'{"error": {"message": "too long", "type": "invalid_request_error"}}')]
-    async with gateway_with(tmp_path, store_url, list(wrong), GOOD) as (gateway, (_, second)):
+    async with gateway_with(*place, list(wrong), GOOD) as (gateway, (_, second)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["message"]) == (400, "too long")
         assert second.requests == []
 
 
-async def test_nothing_is_retried_after_the_first_byte(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with gateway_with(tmp_path, store_url, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
+async def test_nothing_is_retried_after_the_first_byte(place: Place) -> None:
+    async with gateway_with(*place, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.whole) == (200, False)
         assert second.requests == []
 
 
-async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_at_most_three_channels_are_called_and_none_twice(place: Place) -> None:
     bad: list[Step] = [full_response("500 No", b"{}")]
-    async with gateway_with(tmp_path, store_url, bad, bad, bad, GOOD) as (gateway, upstreams):
+    async with gateway_with(*place, bad, bad, bad, GOOD) as (gateway, upstreams):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
         assert [len(upstream.requests) for upstream in upstreams] == [1, 1, 1, 0]
 
 
-async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(place: Place) -> None:
     async with Scripted([full_response("500 No", b"{}")]) as upstream:
         text = yaml(upstream.base_url).replace(
             "{use: c0, priority: 0}", "{use: c0}, {use: c0, model: other, priority: 1}"
         )
-        async with running(text, tmp_path, store_url) as gateway:
+        async with running(text, *place) as gateway:
             assert (await ask(gateway.port, chat(await gateway.token()))).status == 502
             assert len(upstream.requests) == 1
 
@@ -199,11 +196,9 @@ async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_pro
         assert len(first.requests) == 6
 
 
-async def test_when_all_channels_cool_the_response_says_when_to_retry(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_when_all_channels_cool_the_response_says_when_to_retry(place: Place) -> None:
     busy: list[Step] = [full_response("429 Slow", b"{}", "Retry-After: 55")]
-    async with gateway_with(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
+    async with gateway_with(*place, busy, busy) as (gateway, (first, second)):
         token = await gateway.token()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (
@@ -257,8 +252,8 @@ async def test_a_full_channel_is_skipped_and_requests_are_refused_when_all_are_f
         assert (await ask(gateway.port, chat(token))).status == 200, "the slots were not released"
 
 
-async def test_a_channels_requests_per_minute_are_limited(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with gateway_with(tmp_path, store_url, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
+async def test_a_channels_requests_per_minute_are_limited(place: Place) -> None:
+    async with gateway_with(*place, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
         token = await gateway.token()
         statuses = [(await ask(gateway.port, chat(token))).status for _ in range(5)]
         assert statuses == [200, 200, 200, 200, 503]
@@ -266,7 +261,7 @@ async def test_a_channels_requests_per_minute_are_limited(store_url: str, client
 
 
 async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
-    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAY_PEPPER", "the-pepper-of-both-gateways")
     gate = asyncio.Event()
@@ -295,13 +290,11 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
             assert len(first.requests) == 4, "the other gateway called a channel that cools"
 
 
-async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(place: Place) -> None:
     async with (
         FakeUpstream(pace_s=0.005) as first,
         FakeUpstream(pace_s=0.005) as second,
-        running(yaml(first.base_url, second.base_url, tiers=False), tmp_path, store_url) as gateway,
+        running(yaml(first.base_url, second.base_url, tiers=False), *place) as gateway,
     ):
         token = await gateway.token()
         answers: list[Answer] = []
@@ -338,10 +331,10 @@ async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
         }
 
 
-async def test_an_error_in_a_stream_is_a_failure_of_its_channel(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_error_in_a_stream_is_a_failure_of_its_channel(place: Place) -> None:
     async with (
         FakeUpstream(pace_s=0, mode="error-event") as upstream,
-        running(yaml(upstream.base_url), tmp_path, store_url) as gateway,
+        running(yaml(upstream.base_url), *place) as gateway,
     ):
         token = await gateway.token()
         for _ in range(3):
@@ -351,8 +344,8 @@ async def test_an_error_in_a_stream_is_a_failure_of_its_channel(store_url: str, 
         assert (shown.figures.calls, shown.figures.failed) == (3, 3)
 
 
-async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with gateway_with(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
+async def test_a_disabled_channel_is_skipped_within_a_second(place: Place) -> None:
+    async with gateway_with(*place, GOOD, GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         await gateway.store.channels.set_enabled("c0", False)
         await soon(until(gateway, "c0", Condition.DISABLED))
@@ -365,13 +358,13 @@ async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, cli
 
 
 async def test_credentials_are_used_in_turn_and_a_refused_one_is_suspended(
-    store_url: str, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ", api_keys: [canary-key-zero, canary-key-one, canary-key-two]"
     echo: list[Step] = [CHUNKED + chunk(b": canary-key-zero canary-key-one canary-key-two\n\n" + STREAM) + LAST]
     async with (
         Scripted(echo, [REFUSED], echo) as upstream,
-        running(yaml(upstream.base_url, each=keys), tmp_path, store_url) as gateway,
+        running(yaml(upstream.base_url, each=keys), *place) as gateway,
     ):
         token = await gateway.token()
         answers = [await ask(gateway.port, chat(token)) for _ in range(4)]
@@ -387,10 +380,8 @@ async def test_credentials_are_used_in_turn_and_a_refused_one_is_suspended(
     assert "canary" not in printed
 
 
-async def test_a_channel_whose_credentials_are_all_refused_cools(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with gateway_with(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
+async def test_a_channel_whose_credentials_are_all_refused_cools(place: Place) -> None:
+    async with gateway_with(*place, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
         token = await gateway.token()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"]) == (502, "upstream_auth_failed")
@@ -402,10 +393,8 @@ async def test_a_channel_whose_credentials_are_all_refused_cools(
         assert await charged(gateway) == 0
 
 
-async def test_a_caller_is_told_not_to_wait_for_a_channel_without_a_credential(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with gateway_with(tmp_path, store_url, GOOD, each=", api_key: one") as (gateway, _):
+async def test_a_caller_is_told_not_to_wait_for_a_channel_without_a_credential(place: Place) -> None:
+    async with gateway_with(*place, GOOD, each=", api_key: one") as (gateway, _):
         token = await gateway.token()
         gateway.gateway.services.store.channels.credentials.refused("c0", fingerprint_of("one"), "402", spent=True)
         await wait_until(lambda: status_of(gateway, "c0").condition is Condition.NO_CREDENTIAL)
@@ -416,15 +405,13 @@ async def test_a_caller_is_told_not_to_wait_for_a_channel_without_a_credential(
         )
 
 
-async def test_an_upstream_that_loads_its_model_is_waited_for_and_closes_nothing(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_upstream_that_loads_its_model_is_waited_for_and_closes_nothing(place: Place) -> None:
     loading: list[Step] = [
         full_response("503 No", b'{"error": {"message": "Loading model", "type": "unavailable_error"}}')
     ]
     async with (
         Scripted(loading, loading, GOOD) as upstream,
-        running(yaml(upstream.base_url), tmp_path, store_url) as gateway,
+        running(yaml(upstream.base_url), *place) as gateway,
     ):
         call = asyncio.create_task(ask(gateway.port, chat(await gateway.token())))
         await until(gateway, "c0", Condition.STARTING)
@@ -435,9 +422,9 @@ async def test_an_upstream_that_loads_its_model_is_waited_for_and_closes_nothing
     assert [(each.channel, each.error) for each in record.attempts] == [("c0", "")]
 
 
-async def test_while_an_upstream_loads_its_model_others_serve(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_while_an_upstream_loads_its_model_others_serve(place: Place) -> None:
     loading: list[Step] = [full_response("503 No", b'{"error": {"message": "Model is loading"}}')]
-    async with gateway_with(tmp_path, store_url, loading, GOOD) as (gateway, (first, second)):
+    async with gateway_with(*place, loading, GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         assert (await ask(gateway.port, chat(token))).status == 200
         await until(gateway, "c0", Condition.STARTING)
@@ -446,11 +433,9 @@ async def test_while_an_upstream_loads_its_model_others_serve(store_url: str, cl
         assert (len(first.requests), len(second.requests)) == (1, 4)
 
 
-async def test_an_upstream_that_loads_for_longer_than_its_first_byte_is_unavailable(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_upstream_that_loads_for_longer_than_its_first_byte_is_unavailable(place: Place) -> None:
     loading: list[Step] = [full_response("503 No", b'{"error": {"message": "Model is loading"}}', "Retry-After: 3")]
-    async with gateway_with(tmp_path, store_url, loading, each=", timers: {first_byte: 1}") as (gateway, _):
+    async with gateway_with(*place, loading, each=", timers: {first_byte: 1}") as (gateway, _):
         answer = await ask(gateway.port, chat(await gateway.token()))
         record = await last_end_record(gateway)
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "3")
@@ -459,11 +444,11 @@ async def test_an_upstream_that_loads_for_longer_than_its_first_byte_is_unavaila
 
 @pytest.mark.parametrize(("key", "path"), [("", "/health"), ("canary-key-0123", "/v1/models")])
 async def test_a_dead_channel_comes_back_by_a_free_probe_and_no_callers_request(
-    store_url: str, client: Client, tmp_path: Path, key: str, path: str
+    place: Place, key: str, path: str
 ) -> None:
     async with FakeUpstream(pace_s=0, key=key or None) as upstream:
         each = f", probe: 0.1{f', api_key: {key}' if key else ''}"
-        async with running(yaml(upstream.base_url, each=each), tmp_path, store_url) as gateway:
+        async with running(yaml(upstream.base_url, each=each), *place) as gateway:
             upstream.mode = "silent"
             failing = ChannelReport(failed=3, cool_ms=60_000, error="upstream_unreachable")
             await gateway.store.channels.sync("another", {"c0": failing})
@@ -473,10 +458,10 @@ async def test_a_dead_channel_comes_back_by_a_free_probe_and_no_callers_request(
             assert tried.headers.get("Authorization", "") == (f"Bearer {key}" if key else "")
 
 
-async def test_an_upstream_that_limits_requests_is_not_probed(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_upstream_that_limits_requests_is_not_probed(place: Place) -> None:
     async with FakeUpstream(pace_s=0) as limiting, FakeUpstream(pace_s=0) as dead:
         urls = (limiting.base_url, dead.base_url)
-        async with running(yaml(*urls, each=", probe: 0.1"), tmp_path, store_url) as gateway:
+        async with running(yaml(*urls, each=", probe: 0.1"), *place) as gateway:
             errors = {"c0": "upstream_rate_limited", "c1": "upstream_unreachable"}
             reports = {name: ChannelReport(failed=3, cool_ms=60_000, error=error) for name, error in errors.items()}
             await gateway.store.channels.sync("another", reports)
@@ -484,10 +469,10 @@ async def test_an_upstream_that_limits_requests_is_not_probed(store_url: str, cl
             assert ((await conditions(gateway))["c0"], limiting.requests) == (Condition.COOLING, [])
 
 
-async def test_a_channel_whose_probe_fails_stays_closed(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_channel_whose_probe_fails_stays_closed(place: Place) -> None:
     async with (
         FakeUpstream(pace_s=0, mode="loading") as upstream,
-        running(yaml(upstream.base_url, each=", probe: 0.1"), tmp_path, store_url) as gateway,
+        running(yaml(upstream.base_url, each=", probe: 0.1"), *place) as gateway,
     ):
         failing = ChannelReport(failed=3, cool_ms=100, error="upstream_unreachable")
         await gateway.store.channels.sync("another", {"c0": failing})
@@ -519,10 +504,8 @@ async def reasons_until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_503_keeps_why_each_channel_could_not_be_called_and_its_caller_does_not_see_it(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with running(f"{CHANNELS}store: {{timeout: {PATIENCE_S}}}\n", tmp_path, store_url) as gateway:
+async def test_a_503_keeps_why_each_channel_could_not_be_called_and_its_caller_does_not_see_it(place: Place) -> None:
+    async with running(f"{CHANNELS}store: {{timeout: {PATIENCE_S}}}\n", *place) as gateway:
         token, channels = await gateway.token(), gateway.store.channels
         await channels.set_enabled("east", False)
         for key in KEYS:
@@ -647,12 +630,10 @@ plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: quota}}, {{use: model-rou
 
 
 @pytest.mark.parametrize("models", ["[words]", "[fast]", '["*"]'])
-async def test_an_alias_has_the_price_and_the_permissions_of_its_model(
-    store_url: str, client: Client, tmp_path: Path, models: str
-) -> None:
+async def test_an_alias_has_the_price_and_the_permissions_of_its_model(place: Place, models: str) -> None:
     async with (
         Scripted(GOOD) as upstream,
-        running(FILE.format(url=upstream.base_url, models=models), tmp_path, store_url) as gateway,
+        running(FILE.format(url=upstream.base_url, models=models), *place) as gateway,
     ):
         token = await gateway.token()
         listed = json.loads((await ask(gateway.port, get("/v1/models", token))).body)["data"]
@@ -673,10 +654,8 @@ async def test_an_alias_has_the_price_and_the_permissions_of_its_model(
     assert value(samples, "requests_total", outcome="completed", model="words", channel="east") == 2
 
 
-async def test_a_model_that_is_not_open_is_not_open_under_its_alias(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with running(FILE.format(url="http://127.0.0.1:1/v1", models="[words]"), tmp_path, store_url) as gateway:
+async def test_a_model_that_is_not_open_is_not_open_under_its_alias(place: Place) -> None:
+    async with running(FILE.format(url="http://127.0.0.1:1/v1", models="[words]"), *place) as gateway:
         token = await gateway.token()
         answer = await ask(gateway.port, chat(token, {"model": "claude-sonnet"}))
         record = await last_end_record(gateway)
@@ -736,7 +715,7 @@ async def talk(gateways: list[Running], token: str, model: str) -> None:
 
 
 async def test_conversations_keep_their_credentials_and_only_those_of_a_refused_one_move_and_come_back(
-    store_url: str, client: Client, tmp_path: Path
+    store_url: str, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(FakeUpstream(pace_s=0, caches=True))
@@ -785,12 +764,10 @@ async def test_conversations_keep_their_credentials_and_only_those_of_a_refused_
 
 
 @pytest.mark.parametrize("model", ["plain"])
-async def test_without_affinity_credentials_are_used_in_turn_and_nothing_is_told(
-    store_url: str, client: Client, tmp_path: Path, model: str
-) -> None:
+async def test_without_affinity_credentials_are_used_in_turn_and_nothing_is_told(place: Place, model: str) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
-        running(AFFINITY_FILE.format(url=upstream.base_url, keys=AFFINITY_KEYS), tmp_path, store_url) as gateway,
+        running(AFFINITY_FILE.format(url=upstream.base_url, keys=AFFINITY_KEYS), *place) as gateway,
     ):
         await talk([gateway], await gateway.token(), model)
         assert by_conversation(upstream.requests) == {"": set(AFFINITY_KEYS)}

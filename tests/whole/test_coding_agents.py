@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.tcp import TcpServer
@@ -252,9 +251,12 @@ AGENTS = [pytest.param(codex, marks=CODEX, id="codex"), pytest.param(claude, mar
 Agent = Callable[[Path, int, str], Any]
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_a_session_with_a_tool(agent: Agent, store_url: str, tmp_path: Path, client: Client) -> None:
+async def test_a_session_with_a_tool(
+    agent: Agent,
+    store_url: str,
+    tmp_path: Path,
+) -> None:
     async with served(tmp_path, store_url) as (gateway, upstream, way):
         code, seen = await agent(tmp_path, way.port, await gateway.token())
         assert (code, SAID in seen) == (0, True), seen
@@ -281,11 +283,13 @@ MOST = {
 SENTENCES = {"balance": "balance", "budget": "budget", "token": "token"}
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("situation", MOST)
 async def test_what_a_refusal_or_a_failure_costs(
-    agent: Agent, situation: str, store_url: str, tmp_path: Path, client: Client
+    agent: Agent,
+    situation: str,
+    store_url: str,
+    tmp_path: Path,
 ) -> None:
     fails = situation if situation in ("first", "middle", "end") else ""
     budget = "0.000001" if situation == "budget" else "1000"

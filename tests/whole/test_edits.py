@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gateway import Caller, Exchange, Operation, Outcome, Plugin
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.tools.explain import explain
 from tests.patience import wait_until
+from tests.place import Place
 from tests.whole.aftermath import CREDIT, last_end_record
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat
@@ -62,7 +62,7 @@ async def upstream() -> AsyncIterator[Scripted]:
 
 
 @pytest.fixture
-async def gateway(upstream: Scripted, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+async def gateway(upstream: Scripted, store_url: str, tmp_path: Path) -> AsyncIterator[Running]:
     yaml = with_plugins(
         upstream.base_url,
         "'tests.whole.test_edits:Edits'",
@@ -167,10 +167,10 @@ async def test_explain_shows_the_change_and_goes_on_with_it(gateway: Running) ->
 
 
 async def test_a_plugin_that_does_not_declare_its_change_is_named(
-    upstream: Scripted, store_url: str, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    upstream: Scripted, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     yaml = with_plugins(upstream.base_url, "'tests.whole.test_edits:Undeclared'")
-    async with running(yaml, tmp_path, store_url) as gateway:
+    async with running(yaml, *place) as gateway:
         token = await gateway.token()
         assert (await edited(gateway, token, {})).whole
         refused = await edited(gateway, token, {"seed": 1})

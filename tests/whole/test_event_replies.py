@@ -6,15 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Usage
 from gateway.proxy import plugin_streams
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import wait_until
+from tests.place import Place
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import CHAIN, Serve, configuration
 from tests.whole.raw import Answer, ask, chat
@@ -281,9 +280,7 @@ async def test_a_shared_cache_may_charge_as_the_upstream_does(serve: Serve) -> N
         assert json.loads(json.dumps(record.cost_micros)) == 0
 
 
-async def test_a_kept_answer_costs_nothing_of_the_attempts_that_failed_before_it(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_kept_answer_costs_nothing_of_the_attempts_that_failed_before_it(place: Place) -> None:
     chain = CHAIN + "  - {use: answer-cache, with: {charge: as-upstream}}\n"
     async with (
         Scripted([CHUNKED + chunk(b": working\n\n"), Hold]) as slow,
@@ -292,7 +289,7 @@ async def test_a_kept_answer_costs_nothing_of_the_attempts_that_failed_before_it
         yaml = configuration(slow.base_url, channel=", timers: {first_byte: 0.3}", chain=chain)
         yaml = yaml.replace("\nmodels:", f'\n  spare: {{base_url: "{upstream.base_url}"}}\nmodels:', 1)
         yaml = yaml.replace("channels: [fake]}", "channels: [fake, {use: spare, priority: 2}]}", 1)
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             token = await gateway.token()
             first = await ask(gateway.port, chat(token, {"temperature": 0}))
             record = await last_end_record(gateway)

@@ -22,6 +22,7 @@ from gateway.operations.form import FORM, written
 from gateway.operations.operation import SERVED, Operation
 from gateway.testing import running
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 from tests.whole.books import LEASE_S, Books
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
@@ -89,15 +90,12 @@ async def first_answer(port: int, token: str) -> str:
     return str(json.loads((await ask(port, request_of("responses", token))).body)["id"])
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("form", FORMS)
-async def test_of_fifty_at_once_a_balance_for_five_serves_five(
-    upstream: Gated, store_url: str, tmp_path: Path, form: str
-) -> None:
+async def test_of_fifty_at_once_a_balance_for_five_serves_five(upstream: Gated, place: Place, form: str) -> None:
     yaml = FILE.format(
         url=upstream.base_url, serves=SERVES, prices=PRICES, chain=CHAIN + "port: {allow_non_streaming: true}"
     )
-    async with running(yaml, tmp_path, store_url) as gateway:
+    async with running(yaml, *place) as gateway:
         token = await gateway.token()
         wallet = gateway.store.wallet
 

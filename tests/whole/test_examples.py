@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, running
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.test_docs import named
 from tests.whole.aftermath import last_end_record
 from tests.whole.conftest import CHAIN
@@ -26,11 +26,9 @@ EXAMPLES: list[dict[str, object]] = [
 ]
 
 
-async def test_the_five_examples_work_together_and_refuse_in_the_common_error_shape(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_five_examples_work_together_and_refuse_in_the_common_error_shape(place: Place) -> None:
     async with FakeUpstream(pace_s=0) as upstream:
-        async with running(configuration(upstream.base_url, *EXAMPLES), tmp_path, store_url) as gateway:
+        async with running(configuration(upstream.base_url, *EXAMPLES), *place) as gateway:
             token = await gateway.token()
             good = await gateway.ask(token, "Tell me a story")
             assert (good.status, good.headers["x-served-by"]) == (200, "fake")
@@ -41,13 +39,11 @@ async def test_the_five_examples_work_together_and_refuse_in_the_common_error_sh
         assert len(upstream.requests) == 1
 
 
-async def test_a_forbidden_address_is_refused_before_the_token_is_checked(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_forbidden_address_is_refused_before_the_token_is_checked(place: Place) -> None:
     closed = {**EXAMPLES[0], "with": {"networks": ["192.0.2.0/24"]}}
     async with FakeUpstream(pace_s=0) as upstream:
         chain = configuration(upstream.base_url).replace('{"use":"auth"}', f'{_json(closed)},{{"use":"auth"}}')
-        async with running(chain, tmp_path, store_url) as gateway:
+        async with running(chain, *place) as gateway:
             refused = await gateway.ask("no token at all")
             assert (refused.status, b'"code":"address_forbidden"' in refused.body) == (403, True)
 

@@ -10,10 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.domain.exchange import Outcome
-from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, configuration, running
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole import cheating, failing
 from tests.whole.aftermath import charged
 
@@ -28,13 +28,11 @@ EVENTS = {
 }
 
 
-async def test_each_failing_hook_is_logged_with_the_plugin_and_its_line(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_each_failing_hook_is_logged_with_the_plugin_and_its_line(place: Place) -> None:
     plugin = {"use": "tests.whole.failing:Failing", "name": "fails"}
     async with (
         FakeUpstream(pace_s=0) as upstream,
-        running(configuration(upstream.base_url, plugin), tmp_path, store_url) as gateway,
+        running(configuration(upstream.base_url, plugin), *place) as gateway,
     ):
         token = await gateway.token()
         for hook, event in EVENTS.items():
@@ -49,14 +47,10 @@ async def test_each_failing_hook_is_logged_with_the_plugin_and_its_line(
             assert record.refused_by == ("" if hook == "on_end" else "fails")
 
 
-async def test_headers_that_are_none_leave_an_error_whose_id_is_in_the_log(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_headers_that_are_none_leave_an_error_whose_id_is_in_the_log(place: Place) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
-        running(
-            configuration(upstream.base_url, {"use": "tests.whole.failing:Failing"}), tmp_path, store_url
-        ) as gateway,
+        running(configuration(upstream.base_url, {"use": "tests.whole.failing:Failing"}), *place) as gateway,
     ):
         request_id = await ask(gateway.base_url, await gateway.token(), "headers")
         await gateway.gateway.runner.wait_ended()
@@ -87,10 +81,10 @@ PLUGIN = {"use": "tests.whole.cheating:Cheating", "name": "cheats"}
 
 
 @pytest.mark.parametrize("how", ["assigns", "prices", "charges", "id", "attempts", "outcome", "in place"])
-async def test_the_record_has_what_the_ledger_has(how: str, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_record_has_what_the_ledger_has(how: str, place: Place) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
-        running(configuration(upstream.base_url, PLUGIN), tmp_path, store_url) as gateway,
+        running(configuration(upstream.base_url, PLUGIN), *place) as gateway,
     ):
         token = await gateway.token()
         honest = await cheating_plugins_ask(gateway, token, "")

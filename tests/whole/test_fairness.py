@@ -19,7 +19,6 @@ from subprocess import PIPE, Popen
 import pytest
 
 from gateway.store.channels import Condition, CooldownRules
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.bench.fairness.measure import measure
 from tests.bench.fairness.rows import ROWS, Row
@@ -27,6 +26,7 @@ from tests.bench.fairness.stage import prepare, staged
 from tests.bench.process import ROOT
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Scripted, Step, chunk
@@ -129,13 +129,11 @@ async def served(gateway: Running, offender: str, others: Sequence[str]) -> tupl
 
 @pytest.mark.parametrize("fault", PROVOKED)
 @pytest.mark.parametrize("keys", ["api_key: one", "api_keys: [one, two, three]"])
-async def test_what_one_account_provokes_refuses_no_other(
-    store_url: str, client: Client, tmp_path: Path, fault: str, keys: str
-) -> None:
+async def test_what_one_account_provokes_refuses_no_other(place: Place, fault: str, keys: str) -> None:
     timers = ", timers: {first_byte: 0.3}" if fault == "silent" else ""
     async with Provoked(PROVOKED[fault]) as upstream:
         text = configuration(upstream.base_url, channel=timers).replace("api_key: channel-credential-4711", keys)
-        async with running(text, tmp_path, store_url) as gateway:
+        async with running(text, *place) as gateway:
             gateway.store.channels.cooldown = CooldownRules(first_ms=60_000)
             offender, others = await gateway.token("offender"), [await gateway.token(f"other{n}") for n in range(2)]
             wrong, right = await served(gateway, offender, others)
@@ -169,13 +167,11 @@ async def test_the_same_failures_of_two_accounts_close_the_channel(serve: Serve)
         assert upstream.bad_requests == 4
 
 
-async def test_a_credential_that_two_accounts_may_not_use_is_suspended(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_credential_that_two_accounts_may_not_use_is_suspended(place: Place) -> None:
     forbidden = full_response("403 No", b"{}")
     async with Scripted([forbidden], GOOD, [forbidden], GOOD) as upstream:
         keys = configuration(upstream.base_url).replace("api_key: channel-credential-4711", "api_keys: [one, two]")
-        async with running(keys, tmp_path, store_url) as gateway:
+        async with running(keys, *place) as gateway:
             first, second = await gateway.token("first"), await gateway.token("second")
             statuses = [
                 (await ask(gateway.port, chat(token))).status for token in (first, first, second, first, second)

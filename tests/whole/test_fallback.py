@@ -12,11 +12,11 @@ import pytest
 
 from gateway import Outcome
 from gateway.admin.actions.requests import in_words
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.tools.explain import explain
 from tests.metrics.scrape import scrape, value
 from tests.patience import wait_until
+from tests.place import Place
 from tests.whole.aftermath import charged, end_records, last_end_record
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
@@ -73,10 +73,8 @@ FALLS_BACK: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("reason", [*FALLS_BACK, "disabled"])
-async def test_the_other_model_serves_where_no_channel_is_left(
-    store_url: str, client: Client, tmp_path: Path, reason: str
-) -> None:
-    async with two_models(tmp_path, store_url, FALLS_BACK.get(reason, GOOD)) as (gateway, first, second):
+async def test_the_other_model_serves_where_no_channel_is_left(place: Place, reason: str) -> None:
+    async with two_models(*place, FALLS_BACK.get(reason, GOOD)) as (gateway, first, second):
         token = await gateway.token()
         if reason == "disabled":
             await gateway.store.channels.set_enabled("east", False)
@@ -106,10 +104,8 @@ JUDGED: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("reason", JUDGED)
-async def test_no_other_model_serves_what_was_judged_or_has_begun(
-    store_url: str, client: Client, tmp_path: Path, reason: str
-) -> None:
-    async with two_models(tmp_path, store_url, JUDGED[reason]) as (gateway, _, second):
+async def test_no_other_model_serves_what_was_judged_or_has_begun(place: Place, reason: str) -> None:
+    async with two_models(*place, JUDGED[reason]) as (gateway, _, second):
         answer = await ask(gateway.port, chat(await gateway.token(), {"model": "asked"}))
         record = await last_end_record(gateway)
         assert second.requests == []
@@ -135,20 +131,20 @@ async def test_no_other_model_serves_what_was_judged_or_has_begun(
     ],
 )
 async def test_only_a_model_that_the_caller_may_use_and_that_can_do_it_serves(
-    store_url: str, client: Client, tmp_path: Path, settings: dict[str, str], body: dict[str, object], *, limited: bool
+    place: Place, settings: dict[str, str], body: dict[str, object], *, limited: bool
 ) -> None:
     given = settings if limited else {}
-    async with two_models(tmp_path, store_url, OUT, **given) as (gateway, first, second):  # type: ignore[arg-type]
+    async with two_models(*place, OUT, **given) as (gateway, first, second):  # type: ignore[arg-type]
         answer = await ask(gateway.port, chat(await gateway.token(), {"model": "asked", **body}))
         assert (answer.status, len(first.requests), len(second.requests)) == (502 if limited else 200, 1, not limited)
 
 
 @pytest.mark.parametrize("reason", ["400", "500"])
 async def test_where_the_other_fails_too_the_request_is_one_of_the_model_that_was_asked_for(
-    store_url: str, client: Client, tmp_path: Path, reason: str
+    place: Place, reason: str
 ) -> None:
     bad: list[Step] = [full_response("400 No", b'{"error": {"message": "wrong"}}')] if reason == "400" else OUT
-    async with two_models(tmp_path, store_url, OUT, bad) as (gateway, _, second):
+    async with two_models(*place, OUT, bad) as (gateway, _, second):
         answer = await ask(gateway.port, chat(await gateway.token(), {"model": "asked"}))
         record = await last_end_record(gateway)
         assert (answer.status, len(second.requests)) == (400 if reason == "400" else 502, 1)
@@ -170,9 +166,9 @@ async def test_where_the_other_fails_too_the_request_is_one_of_the_model_that_wa
     ],
 )
 async def test_it_is_called_only_where_the_balance_covers_its_price(
-    store_url: str, client: Client, tmp_path: Path, asked: str, other: str, credit: int, served: bool
+    place: Place, asked: str, other: str, credit: int, served: bool
 ) -> None:
-    async with two_models(tmp_path, store_url, OUT, asked=asked, other=other) as (gateway, first, second):
+    async with two_models(*place, OUT, asked=asked, other=other) as (gateway, first, second):
         token = await gateway.token(credit=credit)
         answer = await ask(gateway.port, chat(token, {"model": "asked"}))
         record = await last_end_record(gateway)
@@ -186,12 +182,10 @@ async def test_it_is_called_only_where_the_balance_covers_its_price(
         assert (account.held_micros, account.balance_micros) == (0, credit - record.charge_micros)
 
 
-async def test_of_fifty_at_once_with_a_balance_for_five_five_are_served(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_of_fifty_at_once_with_a_balance_for_five_five_are_served(place: Place) -> None:
     gate = asyncio.Event()
     slow: list[Step] = [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
-    async with two_models(tmp_path, store_url, OUT, slow, asked="free", other="dear") as (gateway, _, second):
+    async with two_models(*place, OUT, slow, asked="free", other="dear") as (gateway, _, second):
         probe = await gateway.token("probe")
         gate.set()
         await ask(gateway.port, chat(probe, {"model": "asked"}))
@@ -210,8 +204,8 @@ async def test_of_fifty_at_once_with_a_balance_for_five_five_are_served(
         assert sum(record.charge_micros for record in await end_records(gateway) if record.account == "tester") > 0
 
 
-async def test_an_explanation_shows_the_ladder(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with two_models(tmp_path, store_url, GOOD) as (gateway, _, _second):
+async def test_an_explanation_shows_the_ladder(place: Place) -> None:
+    async with two_models(*place, GOOD) as (gateway, _, _second):
         token = await gateway.token()
         body = json.dumps({"model": "asked", "stream": True, "messages": [{"role": "user", "content": "hi"}]})
         chain, rules = gateway.gateway.chain, gateway.gateway._rules

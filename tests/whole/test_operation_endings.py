@@ -13,21 +13,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gateway.operations.form import FORM, written
 from gateway.operations.operation import SERVED, Operation
 from gateway.testing import Running, running
 from gateway.usage.record import Record
 from tests.operations.test_documented_answers import STREAMS, stream_of
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 from tests.whole.aftermath import end_records
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_units import wav
-
-pytestmark = pytest.mark.usefixtures("client")
 
 FILE = """
 channels: {{{channels}}}
@@ -106,7 +103,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(url: str, folder: Path, operations: Iterable[Operation], cases: Iterable[str]) -> AsyncIterator[Stage]:
+async def staged(folder: Path, url: str, operations: Iterable[Operation], cases: Iterable[str]) -> AsyncIterator[Stage]:
     async with Scripted([]) as upstream:
         names = {f"{operation} {case}": TIMERS.get(case, "") for operation, case in product(operations, cases)}
         given = {"url": upstream.base_url, "served": ", ".join(SERVED), "limits": LIMITS}
@@ -152,9 +149,9 @@ STREAMED = (Operation.COMPLETIONS, Operation.IMAGES, Operation.SPEECH, Operation
 CUTS = 12
 
 
-async def test_a_stream_is_charged_once_wherever_it_is_cut(store_url: str, tmp_path: Path) -> None:
+async def test_a_stream_is_charged_once_wherever_it_is_cut(place: Place) -> None:
     cases = [*map(str, range(CUTS))]
-    async with staged(store_url, tmp_path, STREAMED, cases) as stage:
+    async with staged(*place, STREAMED, cases) as stage:
         for operation in STREAMED:
             shape, told = next((shape, told) for each, shape, told in STREAMS if each is operation and told[0])
             data = stream_of(shape, "LF")
@@ -194,8 +191,8 @@ ODD: dict[str, tuple[bytes, int, int, int]] = {
 }
 
 
-async def test_usage_that_is_told_oddly(store_url: str, tmp_path: Path) -> None:
-    async with staged(store_url, tmp_path, ANSWERS, ODD) as stage:
+async def test_usage_that_is_told_oddly(place: Place) -> None:
+    async with staged(*place, ANSWERS, ODD) as stage:
         for operation, answer in ANSWERS.items():
             for case, (usage, *_) in ODD.items():
                 text = json.dumps(answer).encode()[:-1] + (b', "usage": ' + usage if usage else b"") + b"}"
@@ -243,8 +240,8 @@ STALLS: dict[str, list[Step]] = {
 }
 
 
-async def test_each_ending_of_an_answer_in_json(store_url: str, tmp_path: Path) -> None:
-    async with staged(store_url, tmp_path, ANSWERS, [*endings({}), "caller leaves"]) as stage:
+async def test_each_ending_of_an_answer_in_json(place: Place) -> None:
+    async with staged(*place, ANSWERS, [*endings({}), "caller leaves"]) as stage:
         for operation, value in ANSWERS.items():
             for case, (script, status, code, _) in endings(value).items():
                 answer = await stage.ask(operation, case, script)
@@ -262,8 +259,8 @@ async def test_each_ending_of_an_answer_in_json(store_url: str, tmp_path: Path) 
             assert_due(operation, left)
 
 
-async def test_an_upstream_that_stalls_before_an_answer_in_json(store_url: str, tmp_path: Path) -> None:
-    async with staged(store_url, tmp_path, ANSWERS, STALLS) as stage:
+async def test_an_upstream_that_stalls_before_an_answer_in_json(place: Place) -> None:
+    async with staged(*place, ANSWERS, STALLS) as stage:
         for case, script in STALLS.items():
             answers = await asyncio.gather(*(stage.ask(operation, case, script) for operation in ANSWERS))
             assert {(each.status, each.error["code"]) for each in answers} == {(504, "upstream_timeout")}
@@ -310,9 +307,9 @@ def stream_endings(operation: Operation) -> dict[str, tuple[list[Step], int, str
     }
 
 
-async def test_each_ending_of_a_stream(store_url: str, tmp_path: Path) -> None:
+async def test_each_ending_of_a_stream(place: Place) -> None:
     cases = [*stream_endings(Operation.IMAGES), "caller leaves"]
-    async with staged(store_url, tmp_path, STREAMED, cases) as stage:
+    async with staged(*place, STREAMED, cases) as stage:
         for operation in STREAMED:
             endings = stream_endings(operation)
             first = sse(EVENTS[operation][0])

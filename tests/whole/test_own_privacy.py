@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from gateway import Outcome, Record, hashed_reference
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.records import COSTED, arrival, end, id_at, usage_database
 from tests.whole.conftest import configuration
@@ -94,7 +93,7 @@ def write(folder: Path, records: dict[str, list[Record]]) -> None:
 
 
 @pytest.fixture
-async def world(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[World]:
+async def world(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> AsyncIterator[World]:
     yaml = configuration(upstream.base_url).replace("requests_per_minute: 1000", "requests_per_minute: 1000000")
     async with running(yaml, tmp_path, store_url) as gateway:
         records = {account: records_of(account) for account in ("alice", "bob", "")}

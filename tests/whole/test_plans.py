@@ -18,7 +18,6 @@ from gateway.chain.loading import build
 from gateway.chain.services import Store
 from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from plugins.auth import Auth
@@ -27,6 +26,7 @@ from plugins.quota import Quota
 from plugins.rate_limit import RateLimit
 from plugins.usage_logger import UsageLogger
 from tests.fuzz import plans
+from tests.place import Place
 from tests.runtime.test_reload import FileReloader
 from tests.whole import raw
 from tests.whole.test_revocation_early import charge_of
@@ -50,7 +50,7 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest.fixture
-async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+async def gateway(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> AsyncIterator[Running]:
     async with running(document(upstream.base_url), tmp_path, store_url) as running_gateway:
         yield running_gateway
 
@@ -174,11 +174,11 @@ async def test_what_is_refused_before_the_token_is_checked_is_under_no_account(g
 
 
 async def test_an_arrival_that_is_written_late_has_its_record(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    upstream: FakeUpstream, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = json.loads(document(upstream.base_url))
     given["plugins"][0]["with"] = {"unknown_per_minute": 1}
-    async with running(json.dumps(given), tmp_path, store_url) as gateway:
+    async with running(json.dumps(given), *place) as gateway:
         token, hooks = await gateway.token(), counted_hooks(monkeypatch)
         before, _ = await gateway.ask(token), await gateway.ask(token)
         for _ in range(4):
@@ -301,13 +301,13 @@ class CountsPart(PlanPart):
 @pytest.mark.parametrize("without", range(len(CHAIN) + 1))
 @pytest.mark.parametrize("prepared", [0, 2, 3, len(CHAIN)])
 async def test_plugins_with_and_without_prepare_are_mixed_in_any_order(
-    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, without: int, prepared: int
+    upstream: FakeUpstream, place: Place, without: int, prepared: int
 ) -> None:
     chain = list(CHAIN)
     chain.insert(prepared, f"{__name__}:Counts")
     chain.insert(without, f"{__name__}:Stamps")
     Counts.counted.clear()
-    async with running(document(upstream.base_url, tuple(chain)), tmp_path, store_url) as gateway:
+    async with running(document(upstream.base_url, tuple(chain)), *place) as gateway:
         token = await gateway.token()
         answers = [await gateway.ask(token) for _ in range(3)]
         assert [(each.status, each.headers["x-stamp"]) for each in answers] == [(200, "stamped")] * 3

@@ -20,6 +20,7 @@ from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
+from tests.place import Place
 from tests.whole.conftest import CHAIN, Serve, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Scripted, Step, chunk
@@ -110,11 +111,9 @@ RETRYABLE: dict[str, tuple[list[Step], int, str]] = {
 
 
 @pytest.mark.parametrize("fault", RETRYABLE)
-async def test_with_one_channel_each_try_reaches_the_upstream(
-    store_url: str, client: Client, tmp_path: Path, fault: str
-) -> None:
+async def test_with_one_channel_each_try_reaches_the_upstream(place: Place, fault: str) -> None:
     script, status, code = RETRYABLE[fault]
-    async with gateway_with(tmp_path, store_url, script) as (gateway, (upstream,)):
+    async with gateway_with(*place, script) as (gateway, (upstream,)):
         gateway.store.channels.cooldown = QUICK
         token = await gateway.token()
         if fault == "refused":
@@ -127,11 +126,9 @@ async def test_with_one_channel_each_try_reaches_the_upstream(
 
 
 @pytest.mark.parametrize("fault", ["429", "503", "without advice"])
-async def test_with_several_channels_a_wait_suffices_too(
-    store_url: str, client: Client, tmp_path: Path, fault: str
-) -> None:
+async def test_with_several_channels_a_wait_suffices_too(place: Place, fault: str) -> None:
     script, status, code = RETRYABLE[fault]
-    async with gateway_with(tmp_path, store_url, script, script) as (gateway, upstreams):
+    async with gateway_with(*place, script, script) as (gateway, upstreams):
         gateway.store.channels.cooldown = QUICK
         tries = await tried(gateway, await gateway.token(), 6)
         assert [(each.status, each.code) for each in tries] == [(status, code)] * 7
@@ -160,11 +157,9 @@ async def test_with_several_channels_a_wait_suffices_too(
         ([Hold], 504, "upstream_timeout"),
     ],
 )
-async def test_what_a_retry_cannot_mend_is_tried_once(
-    store_url: str, client: Client, tmp_path: Path, script: list[Step], status: int, code: str
-) -> None:
+async def test_what_a_retry_cannot_mend_is_tried_once(place: Place, script: list[Step], status: int, code: str) -> None:
     each = ", timers: {first_byte: 0.3}" if script == [Hold] else ""
-    async with gateway_with(tmp_path, store_url, script, each=each) as (gateway, (upstream,)):
+    async with gateway_with(*place, script, each=each) as (gateway, (upstream,)):
         (only,) = await tried(gateway, await gateway.token(), 6)
         assert (only.status, only.code) == (status, code)
         assert only.should_retry == ("" if status == 422 else "false")
@@ -172,11 +167,9 @@ async def test_what_a_retry_cannot_mend_is_tried_once(
         assert only.retry_after == ("59" if b"600" in repr(script).encode() else "")
 
 
-async def test_a_wait_that_is_told_suffices_also_beside_advice_not_to_retry(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_wait_that_is_told_suffices_also_beside_advice_not_to_retry(place: Place) -> None:
     slow = full_response("429 Slow", b"{}", "retry-after-ms: 10\r\nx-should-retry: false")
-    async with gateway_with(tmp_path, store_url, [slow]) as (gateway, (upstream,)):
+    async with gateway_with(*place, [slow]) as (gateway, (upstream,)):
         gateway.store.channels.cooldown = CooldownRules(first_ms=300, max_ms=300)
         token, tries = await gateway.token(), list[Try]()
         for _ in range(3):
@@ -186,8 +179,8 @@ async def test_a_wait_that_is_told_suffices_also_beside_advice_not_to_retry(
         assert len(upstream.requests) == 3
 
 
-async def test_a_long_wait_is_told_in_the_message(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with gateway_with(tmp_path, store_url, [full_response("429 Slow", b"{}", "Retry-After: 600")]) as (
+async def test_a_long_wait_is_told_in_the_message(place: Place) -> None:
+    async with gateway_with(*place, [full_response("429 Slow", b"{}", "Retry-After: 600")]) as (
         gateway,
         _,
     ):

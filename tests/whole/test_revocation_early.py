@@ -227,7 +227,7 @@ CHANGES: dict[str, tuple[Change, int, str, bool]] = {
 
 
 @pytest.fixture
-async def gateway_with_groups(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+async def gateway_with_groups(store_url: str, tmp_path: Path) -> AsyncIterator[Running]:
     async with FakeUpstream(pace_s=0) as upstream:
         document = json.loads(configuration(upstream.base_url)) | {"groups": GROUPS}
         async with running(json.dumps(document), tmp_path, store_url) as gateway_with_groups:

@@ -8,7 +8,6 @@ from pathlib import Path
 from aiohttp import ClientSession
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client.client import Client
 from gateway.testing import Running, configuration, running
 from tests.store_proxy import Fault, StoreProxy
 
@@ -33,7 +32,7 @@ async def times(gateway: Running, token: str) -> tuple[float, float]:
     return first - began, time.monotonic() - first
 
 
-async def test_a_request_waits_for_the_store_twice(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_request_waits_for_the_store_twice(store_url: str, tmp_path: Path) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
         StoreProxy(store_url, delay_s=ONE_WAY_S) as proxy,

@@ -12,9 +12,9 @@ import pytest
 
 from gateway import Exchange, Outcome, Plugin, Refused
 from gateway.chat.events import EventStream
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.usage.record import Record
+from tests.place import Place
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat
@@ -38,7 +38,7 @@ class Fails(Plugin):
 
 @asynccontextmanager
 async def playing(
-    scripts: Sequence[Sequence[Step]], url: str, folder: Path, plugins: Sequence[str] = (STOPS,)
+    scripts: Sequence[Sequence[Step]], folder: Path, url: str, plugins: Sequence[str] = (STOPS,)
 ) -> AsyncIterator[tuple[Running, str, Scripted]]:
     lines = "".join(f"  - {plugin}\n" for plugin in plugins)
     chain = CHAIN.replace("  - use: quota\n", f"{lines}  - use: quota\n")
@@ -80,9 +80,7 @@ def assert_stopped(answer: Answer, record: Record, delivered: bytes) -> None:
     assert record.charge_micros == record.prompt_tokens + 2 * record.completion_tokens
 
 
-async def test_a_word_is_caught_before_its_last_part_however_it_is_cut(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_word_is_caught_before_its_last_part_however_it_is_cut(place: Place) -> None:
     first, second = event({"content": "this is for"}), event({"content": "bidden fruit"})
     before = ROLE + event({"content": "well, "}) + first
     call = [{"index": 0, "function": {"name": "f", "arguments": '{"a":"FORBID'}}]
@@ -96,7 +94,7 @@ async def test_a_word_is_caught_before_its_last_part_however_it_is_cut(
         (in_call, script(in_call, event({"tool_calls": rest}) + FINISH)),
         (refusal, script(refusal, event({"refusal": " words"}) + FINISH)),
     ]
-    async with playing([steps for _, steps in cases], store_url, tmp_path) as (gateway, token, _):
+    async with playing([steps for _, steps in cases], *place) as (gateway, token, _):
         running_before, total = tasks(), 0
         for delivered, _ in cases:
             answer = await ask(gateway.port, chat(token))
@@ -107,13 +105,13 @@ async def test_a_word_is_caught_before_its_last_part_however_it_is_cut(
         await assert_released(gateway, None, running_before, 0)
 
 
-async def test_several_choices_are_told_apart(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_several_choices_are_told_apart(place: Place) -> None:
     def of(index: int, text: str) -> bytes:
         return b"data: %b\n\n" % json.dumps({"choices": [{"index": index, "delta": {"content": text}}]}).encode()
 
     mixed = of(0, "for") + of(1, "bidden") + of(0, "tune ") + of(1, " for")
     done = b"".join(event_end(index) for index in (0, 1)) + USAGE + b"data: [DONE]\n\n"
-    async with playing([script(mixed + done), script(mixed, of(1, "bidden"), done)], store_url, tmp_path) as (
+    async with playing([script(mixed + done), script(mixed, of(1, "bidden"), done)], *place) as (
         gateway,
         token,
         _,
@@ -127,10 +125,8 @@ def event_end(index: int) -> bytes:
     return b"data: %b\n\n" % json.dumps({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}).encode()
 
 
-async def test_before_the_first_byte_the_caller_gets_an_error_with_a_status(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with playing([script(event({"content": "forbidden"}), FINISH), script(STREAM)], store_url, tmp_path) as (
+async def test_before_the_first_byte_the_caller_gets_an_error_with_a_status(place: Place) -> None:
+    async with playing([script(event({"content": "forbidden"}), FINISH), script(STREAM)], *place) as (
         gateway,
         token,
         _,
@@ -153,21 +149,19 @@ async def test_before_the_first_byte_the_caller_gets_an_error_with_a_status(
         assert await charged(gateway) == spent + CHARGE
 
 
-async def test_what_is_held_back_to_the_end_is_seen_too(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_what_is_held_back_to_the_end_is_seen_too(place: Place) -> None:
     """The end of an event by carriage returns is only seen with the end of the answer."""
     last = event({"content": "forbidden"}, "stop").rstrip() + b"\r\r"
-    async with playing([script(ROLE, last)], store_url, tmp_path) as (gateway, token, _):
+    async with playing([script(ROLE, last)], *place) as (gateway, token, _):
         assert_stopped(await ask(gateway.port, chat(token)), await last_end_record(gateway), ROLE)
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-async def test_a_plugin_that_raises_ends_the_stream_unless_it_is_ignored(
-    ignored: bool, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_plugin_that_raises_ends_the_stream_unless_it_is_ignored(ignored: bool, place: Place) -> None:
     use = f"{{use: 'tests.whole.test_stopped_streams:Fails', name: fails{', on_error: ignore' * ignored}}}"
     failing, raising = event({"content": "FAIL"}), event({"content": "RAISE"})
     scripts = [script(WORDS[0], failing, FINISH), script(WORDS[0], raising, FINISH)]
-    async with playing(scripts, store_url, tmp_path, [use]) as (gateway, token, _):
+    async with playing(scripts, *place, [use]) as (gateway, token, _):
         answer, record = await ask(gateway.port, chat(token)), await last_end_record(gateway)
         if ignored:
             assert answer.whole
@@ -190,8 +184,8 @@ class KeepsAll(Plugin):
             exchange.stop(Refused(400, "content_stopped", "Not whole."), keep=len(chunk))
 
 
-async def test_an_answer_that_a_plugin_ends_at_its_end_is_not_told_to_be_whole(store_url: str, tmp_path: Path) -> None:
-    async with playing([script(STREAM)], store_url, tmp_path, ["use: tests.whole.test_stopped_streams:KeepsAll"]) as (
+async def test_an_answer_that_a_plugin_ends_at_its_end_is_not_told_to_be_whole(place: Place) -> None:
+    async with playing([script(STREAM)], *place, ["use: tests.whole.test_stopped_streams:KeepsAll"]) as (
         gateway,
         token,
         _,

@@ -19,11 +19,10 @@ from gateway.server.own_records import MAX_QUERIES
 from gateway.store.channels import fingerprint_of
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import Fin, Hold, Scripted
-
-pytestmark = pytest.mark.usefixtures("client")
 
 KEYS = ("key-of-the-first-1", "key-of-the-second")
 EVERY = f"operations: [{', '.join(SERVED)}]"
@@ -58,7 +57,7 @@ async def upstreams() -> AsyncIterator[list[FakeUpstream]]:
 
 @asynccontextmanager
 async def serving(
-    upstreams: list[FakeUpstream], url: str, folder: Path, credit: int = 5_000_000, **options: Any
+    upstreams: list[FakeUpstream], folder: Path, url: str, credit: int = 5_000_000, **options: Any
 ) -> AsyncIterator[tuple[Running, str]]:
     yaml = configuration(*(each.base_url for each in upstreams), **options)
     async with running(yaml, folder, url) as gateway:
@@ -116,9 +115,9 @@ def asked_last(upstreams: list[FakeUpstream]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_goes_back_to_the_channel_and_credential_that_keep_it(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path, stream: bool
+    upstreams: list[FakeUpstream], place: Place, stream: bool
 ) -> None:
-    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+    async with serving(upstreams, *place) as (gateway, token):
         for _ in range(4):  # another channel or credential would be as likely
             made = await first(gateway, token, stream=stream)
             where = asked_last(upstreams)
@@ -139,10 +138,8 @@ async def test_a_conversation_goes_back_to_the_channel_and_credential_that_keep_
             assert all(each.requests == [] for each in upstreams)
 
 
-async def test_it_is_read_again_as_the_upstream_has_it(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
-) -> None:
-    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+async def test_it_is_read_again_as_the_upstream_has_it(upstreams: list[FakeUpstream], place: Place) -> None:
+    async with serving(upstreams, *place) as (gateway, token):
         made = await first(gateway, token)
         asked_last(upstreams)
         told = await about(gateway, token, "GET {}?include[]=reasoning.encrypted_content&stream=false", made["id"])
@@ -159,8 +156,8 @@ async def test_it_is_read_again_as_the_upstream_has_it(
         assert (account.balance_micros, account.holds) == (5_000_000 - cost, 0)  # to read it again is free
 
 
-async def test_nobody_elses_answer_can_be_named(upstreams: list[FakeUpstream], store_url: str, tmp_path: Path) -> None:
-    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+async def test_nobody_elses_answer_can_be_named(upstreams: list[FakeUpstream], place: Place) -> None:
+    async with serving(upstreams, *place) as (gateway, token):
         made, other = await first(gateway, token), await gateway.token("another")
         kept = await first(gateway, token, store=False)
         for each in upstreams:
@@ -186,9 +183,9 @@ async def test_nobody_elses_answer_can_be_named(upstreams: list[FakeUpstream], s
 
 
 async def test_the_tokens_that_a_conversation_adds_are_held_and_charged(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+    upstreams: list[FakeUpstream], place: Place
 ) -> None:
-    async with serving(upstreams[:1], store_url, tmp_path, credit=50_000) as (gateway, token):
+    async with serving(upstreams[:1], *place, credit=50_000) as (gateway, token):
         made = await first(gateway, token)
         total, output = made["usage"]["total_tokens"], made["usage"]["output_tokens"]
         long = {"instructions": "x" * 100_000}
@@ -213,11 +210,11 @@ async def test_the_tokens_that_a_conversation_adds_are_held_and_charged(
 
 
 async def test_where_the_tokens_are_not_known_the_whole_context_is_held(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+    upstreams: list[FakeUpstream], place: Place
 ) -> None:
     upstreams[0].mode = "truncate"
     context = ", context_length: 7000000"
-    async with serving(upstreams[:1], store_url, tmp_path, context=context) as (gateway, token):
+    async with serving(upstreams[:1], *place, context=context) as (gateway, token):
         answer = await post(gateway, token, {"input": "one two three", "stream": True})
         name = json.loads(answer.body.split(b"data: ")[1].partition(b"\n")[0])["response"]["id"]
         upstreams[0].mode = "words"
@@ -237,10 +234,10 @@ TRUNCATIONS = [
 
 @pytest.mark.parametrize(("truncation", "more", "unknown"), TRUNCATIONS)
 async def test_of_a_turn_that_was_truncated_the_whole_context_is_held(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path, truncation: str | None, more: str, unknown: bool
+    upstreams: list[FakeUpstream], place: Place, truncation: str | None, more: str, unknown: bool
 ) -> None:
     context = ", context_length: 7000000"
-    async with serving(upstreams[:1], store_url, tmp_path, context=context, more=more) as (gateway, token):
+    async with serving(upstreams[:1], *place, context=context, more=more) as (gateway, token):
         made = await first(gateway, token, truncation=truncation)
         by_id, by_item, *_ = naming(made)
         refused = await post(gateway, token, by_id)
@@ -252,9 +249,9 @@ async def test_of_a_turn_that_was_truncated_the_whole_context_is_held(
 
 
 async def test_a_token_that_is_restricted_names_no_answer_of_another_model(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+    upstreams: list[FakeUpstream], place: Place
 ) -> None:
-    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+    async with serving(upstreams, *place) as (gateway, token):
         made = await first(gateway, token)
         restricted = (await gateway.store.tokens.create("tester", models=["other"])).token
         for each in upstreams:
@@ -267,7 +264,7 @@ async def test_a_token_that_is_restricted_names_no_answer_of_another_model(
 
 
 async def test_a_conversation_that_is_kept_falls_back_to_no_other_model(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+    upstreams: list[FakeUpstream], place: Place
 ) -> None:
     context = ", context_length: 1000, fallback: [other]"
     yaml = configuration(*(each.base_url for each in upstreams), context=context)
@@ -276,7 +273,7 @@ async def test_a_conversation_that_is_kept_falls_back_to_no_other_model(
             f"  {other}: {{input: 1, output: 2, max_output_tokens: 100, channels: [up0, up1]",
             f"  {other}: {{input: 1, output: 2, max_output_tokens: 100, channels: [{channel}]",
         )
-    async with running(yaml, tmp_path, store_url) as gateway:
+    async with running(yaml, *place) as gateway:
         token = await gateway.token()
         made = await first(gateway, token)
         upstreams[0].mode = "500"
@@ -287,10 +284,10 @@ async def test_a_conversation_that_is_kept_falls_back_to_no_other_model(
         assert upstreams[1].requests == []
 
 
-async def test_questions_about_answers_take_turns(store_url: str, tmp_path: Path) -> None:
+async def test_questions_about_answers_take_turns(place: Place) -> None:
     async with (
         Scripted([Hold], [Fin]) as upstream,
-        running(configuration(upstream.base_url, keys=KEYS[:1]), tmp_path, store_url) as gateway,
+        running(configuration(upstream.base_url, keys=KEYS[:1]), *place) as gateway,
     ):
         token, other = await gateway.token(), await gateway.token("another")
         kept = KeptId("up0", fingerprint_of(KEYS[0]), "words", "resp_1", 10, told=True)
@@ -310,10 +307,8 @@ async def test_questions_about_answers_take_turns(store_url: str, tmp_path: Path
         assert len(upstream.requests) == 1 + MAX_QUERIES
 
 
-async def test_a_disabled_channel_is_asked_nothing(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
-) -> None:
-    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+async def test_a_disabled_channel_is_asked_nothing(upstreams: list[FakeUpstream], place: Place) -> None:
+    async with serving(upstreams[:1], *place) as (gateway, token):
         made = await first(gateway, token)
         await gateway.store.channels.set_enabled("up0", False)
         upstreams[0].requests.clear()
@@ -325,9 +320,9 @@ async def test_a_disabled_channel_is_asked_nothing(
 
 
 async def test_a_caller_that_leaves_pays_for_the_conversation_that_was_read(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
+    upstreams: list[FakeUpstream], place: Place
 ) -> None:
-    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+    async with serving(upstreams[:1], *place) as (gateway, token):
         made = await first(gateway, token)
         upstreams[0].mode, charges = "silent", []
         for named in ("", made["id"]):
@@ -346,11 +341,9 @@ async def test_a_caller_that_leaves_pays_for_the_conversation_that_was_read(
         assert charges[1] - charges[0] == pytest.approx(made["usage"]["total_tokens"], abs=1)
 
 
-async def test_an_answer_can_be_named_while_it_is_sent(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
-) -> None:
+async def test_an_answer_can_be_named_while_it_is_sent(upstreams: list[FakeUpstream], place: Place) -> None:
     upstreams[0].pace_s = 0.5
-    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+    async with serving(upstreams[:1], *place) as (gateway, token):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(
             chat(token, json.dumps({"model": "words", "input": "four", "stream": True}).encode(), path=RESPONSES)
@@ -364,16 +357,14 @@ async def test_an_answer_can_be_named_while_it_is_sent(
         writer.close()
 
 
-async def test_an_upstream_that_is_gone_is_not_replaced(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path
-) -> None:
-    async with serving(upstreams[:1], store_url, tmp_path) as (gateway, token):
+async def test_an_upstream_that_is_gone_is_not_replaced(upstreams: list[FakeUpstream], place: Place) -> None:
+    async with serving(upstreams[:1], *place) as (gateway, token):
         made = await first(gateway, token)
     for each, keys in ((upstreams[1:], KEYS), (upstreams, ("another-key-of-it",))):
         yaml = configuration(*(one.base_url for one in each), keys=keys).replace(
             "up0", "up9" if keys == KEYS else "up0"
         )
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             refused = [await post(gateway, token, named) for named in naming(made)]
             refused += [await about(gateway, token, request, made["id"]) for request in ABOUT]
             assert {code(one) for one in refused} == {(503, "model_unavailable")}
@@ -381,8 +372,8 @@ async def test_an_upstream_that_is_gone_is_not_replaced(
     assert upstreams[1].requests == []
 
 
-async def test_ids_of_two_upstreams_are_refused(upstreams: list[FakeUpstream], store_url: str, tmp_path: Path) -> None:
-    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+async def test_ids_of_two_upstreams_are_refused(upstreams: list[FakeUpstream], place: Place) -> None:
+    async with serving(upstreams, *place) as (gateway, token):
         made = [await first(gateway, token) for _ in range(12)]
         items = [{"type": "item_reference", "id": each["output"][0]["id"]} for each in made]
         answer = await post(gateway, token, {"input": items})
@@ -392,9 +383,9 @@ async def test_ids_of_two_upstreams_are_refused(upstreams: list[FakeUpstream], s
         assert own.status == 200
 
 
-async def test_a_conversation_by_openais_library(upstreams: list[FakeUpstream], store_url: str, tmp_path: Path) -> None:
+async def test_a_conversation_by_openais_library(upstreams: list[FakeUpstream], place: Place) -> None:
     async with (
-        serving(upstreams, store_url, tmp_path) as (gateway, token),
+        serving(upstreams, *place) as (gateway, token),
         openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token) as client,
     ):
         async with client.responses.stream(model="words", input="hi there") as stream:
@@ -417,11 +408,9 @@ async def test_a_conversation_by_openais_library(upstreams: list[FakeUpstream], 
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
-async def test_the_second_turn_of_the_ai_sdk(
-    upstreams: list[FakeUpstream], store_url: str, tmp_path: Path, reasoning: bool
-) -> None:
+async def test_the_second_turn_of_the_ai_sdk(upstreams: list[FakeUpstream], place: Place, reasoning: bool) -> None:
     """The bodies are those of `@ai-sdk/openai` 3.0.141 by its default settings: of an answer it sends references."""
-    async with serving(upstreams, store_url, tmp_path) as (gateway, token):
+    async with serving(upstreams, *place) as (gateway, token):
         asked = {"role": "user", "content": [{"type": "input_text", "text": "Say hello"}]}
         made = await first(gateway, token, input=[asked])
         where = asked_last(upstreams)

@@ -22,6 +22,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import Answer, ask, chat, get, read_answer
@@ -61,7 +62,7 @@ async def spent(gateway: Running) -> int:
     return 5_000_000 - account.balance_micros
 
 
-async def send_through(script: Sequence[Step], url: str, folder: Path, channel: str = "") -> tuple[Answer, int]:
+async def send_through(script: Sequence[Step], folder: Path, url: str, channel: str = "") -> tuple[Answer, int]:
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, channel=channel), folder, url) as gateway,
@@ -70,10 +71,8 @@ async def send_through(script: Sequence[Step], url: str, folder: Path, channel: 
         return answer, await spent(gateway)
 
 
-async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    answer, charge = await send_through([CHUNKED + chunk(STREAM) + LAST], store_url, tmp_path)
+async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(place: Place) -> None:
+    answer, charge = await send_through([CHUNKED + chunk(STREAM) + LAST], *place)
     assert answer.body == PASSED
     assert answer.whole
     assert charge == CHARGE
@@ -127,7 +126,7 @@ def test_cuts_anywhere_in_any_framing_change_no_byte(
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
         await client.call("FLUSHALL")
         await client.close()
-        answer, charge = await send_through(script, store_url, tmp_path_factory.mktemp("cut"))
+        answer, charge = await send_through(script, tmp_path_factory.mktemp("cut"), store_url)
         assert answer.body == PASSED
         assert answer.whole
         assert charge == CHARGE
@@ -215,15 +214,13 @@ async def test_two_requests_on_one_connection_are_answered_in_turn(gateway: Runn
 
 
 @pytest.mark.parametrize("credential", ["x", "ollama", "choices", "chat.comple"])
-async def test_a_short_credential_changes_no_byte(
-    store_url: str, client: Client, tmp_path: Path, credential: str
-) -> None:
+async def test_a_short_credential_changes_no_byte(place: Place, credential: str) -> None:
     async with FakeUpstream(pace_s=0) as upstream:
         yaml = configuration(upstream.base_url)
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             whole = await answered(gateway, await gateway.token())
         yaml = yaml.replace("channel-credential-4711", credential)
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             token = (await gateway.store.tokens.create("tester")).token
             short = await answered(gateway, token)
     assert b"redacted" not in short.body
@@ -408,7 +405,7 @@ ASKED: dict[str, object] = {"stream_options": {"include_usage": True}}
 
 @asynccontextmanager
 async def playing(
-    scripts: Sequence[Sequence[Step]], url: str, folder: Path, channel: str = "", second: str = ""
+    scripts: Sequence[Sequence[Step]], folder: Path, url: str, channel: str = "", second: str = ""
 ) -> AsyncIterator[tuple[Running, str]]:
     """Yield a gateway in front of an upstream that plays the scripts, and a token. `second`: a channel behind the first."""
     async with Scripted(*scripts) as upstream:
@@ -420,9 +417,9 @@ async def playing(
             yield gateway, await gateway.token()
 
 
-async def test_they_are_dropped_wherever_they_are(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_they_are_dropped_wherever_they_are(place: Place) -> None:
     script: list[Step] = []
-    async with playing([script], store_url, tmp_path) as (gateway, token):
+    async with playing([script], *place) as (gateway, token):
         spent = 0
         for empty in EMPTY:
             for body, passed in (({}, TEXT + DONE), (ASKED, TEXT + USAGE + DONE)):
@@ -437,10 +434,10 @@ async def test_they_are_dropped_wherever_they_are(store_url: str, client: Client
                     assert await charged(gateway) == spent
 
 
-async def test_a_channel_may_pass_them_on(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_channel_may_pass_them_on(place: Place) -> None:
     sent = AZURE + TEXT + NO_CHOICES + USAGE + DONE
     script = [CHUNKED + chunk(sent) + LAST]
-    async with playing([script], store_url, tmp_path, ", empty_choices: pass") as (gateway, token):
+    async with playing([script], *place, ", empty_choices: pass") as (gateway, token):
         assert (await ask(gateway.port, chat(token))).body == sent.replace(USAGE, b"")
         assert (await ask(gateway.port, chat(token, ASKED))).body == sent
         assert await charged(gateway) == 2 * CHARGE
@@ -451,13 +448,11 @@ async def test_a_channel_may_pass_them_on(store_url: str, client: Client, tmp_pa
     [[chunk(b'data: {"error":{"message":"filtered","type":"x","param":null,"code":"x"}}\n\n') + LAST], [LAST], [Hold]],
     ids=["error", "end", "silence"],
 )
-async def test_another_channel_answers_where_nothing_else_came(
-    store_url: str, client: Client, tmp_path: Path, after: list[Step]
-) -> None:
+async def test_another_channel_answers_where_nothing_else_came(place: Place, after: list[Step]) -> None:
     first: list[Step] = [CHUNKED + chunk(AZURE), 0.01, *after]
     async with Scripted([CHUNKED + chunk(TEXT + USAGE + DONE) + LAST]) as spare:
         timers = ", timers: {first_byte: 0.5}"
-        async with playing([first], store_url, tmp_path, timers, spare.base_url) as (gateway, token):
+        async with playing([first], *place, timers, spare.base_url) as (gateway, token):
             answer = await ask(gateway.port, chat(token))
             assert (answer.status, answer.whole, answer.body) == (200, True, TEXT + DONE)
             record = await last_end_record(gateway)
@@ -465,9 +460,9 @@ async def test_another_channel_answers_where_nothing_else_came(
             assert len(record.attempts) == 2
 
 
-async def test_the_first_byte_is_that_of_the_first_choice(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_first_byte_is_that_of_the_first_choice(place: Place) -> None:
     script: list[Step] = [CHUNKED + chunk(AZURE), 0.3, chunk(TEXT + USAGE + DONE) + LAST]
-    async with playing([script], store_url, tmp_path) as (gateway, token):
+    async with playing([script], *place) as (gateway, token):
         began = time.monotonic()
         await ask(gateway.port, chat(token))
         record = await last_end_record(gateway)
@@ -475,18 +470,18 @@ async def test_the_first_byte_is_that_of_the_first_choice(store_url: str, client
         assert 290 <= record.first_byte_ms <= (time.monotonic() - began) * 1000
 
 
-async def test_upstreams_that_send_nothing_else_are_ended(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_upstreams_that_send_nothing_else_are_ended(place: Place) -> None:
     script: list[Step] = [CHUNKED + chunk(AZURE) + LAST]
-    async with playing([script], store_url, tmp_path) as (gateway, token):
+    async with playing([script], *place) as (gateway, token):
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
         assert await charged(gateway) == 0
 
 
-async def test_every_example_on_the_web_works(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_every_example_on_the_web_works(place: Place) -> None:
     """Take the first choice of each chunk without looking, as the interface promises that it may."""
     script: list[Step] = [CHUNKED + chunk(AZURE), 0.01, chunk(TEXT + AZURE + USAGE + DONE) + LAST]
-    async with playing([script], store_url, tmp_path) as (gateway, token):
+    async with playing([script], *place) as (gateway, token):
         async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0) as library:
             stream = await library.chat.completions.create(
                 model="words", messages=[{"role": "user", "content": "hi"}], stream=True

@@ -19,12 +19,11 @@ from gateway.operations.operation import SERVED
 from gateway.testing import Running, running
 from gateway.usage.record import charge_of
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.aftermath import last_end_record
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import Fin, Hold, Scripted, Step
-
-pytestmark = pytest.mark.usefixtures("client")
 
 FILE = """
 channels:
@@ -40,6 +39,7 @@ groups: {{default: {{}}}}
 {chain}
 """
 SECOND = 16_000
+CREDIT = 5_000_000
 IMAGES, EDITS, SPEECH = "/v1/images/generations", "/v1/images/edits", "/v1/audio/speech"
 HEARD = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
@@ -52,11 +52,11 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 
 @asynccontextmanager
 async def serving(
-    upstream: FakeUpstream, url: str, folder: Path, credit: int = 5_000_000
+    upstream: FakeUpstream | Scripted, folder: Path, url: str, chain: str = CHAIN
 ) -> AsyncIterator[tuple[Running, str]]:
-    yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
+    yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=chain)
     async with running(yaml, folder, url) as gateway:
-        yield gateway, await gateway.token(credit=credit)
+        yield gateway, await gateway.token(credit=CREDIT)
 
 
 async def post(gateway: Running, token: str, path: str, body: dict[str, Any]) -> Answer:
@@ -68,13 +68,13 @@ async def send_form(gateway: Running, token: str, path: str, fields: dict[str, A
     return await ask(gateway.port, chat(token, raw, path=path, headers={"Content-Type": f"{FORM}; boundary=border-7"}))
 
 
-async def charged(gateway: Running, credit: int = 5_000_000) -> int:
+async def charged(gateway: Running) -> int:
     """Return what the account was charged."""
     async with asyncio.timeout(PATIENCE_S):  # an error is sent before its end is written
         while (account := await gateway.store.accounts.get("tester")) is None or account.holds:
             await asyncio.sleep(0.01)
     assert await gateway.store.wallet.verify("tester") == []
-    return credit - account.balance_micros
+    return CREDIT - account.balance_micros
 
 
 def wav(seconds: float) -> bytes:
@@ -100,9 +100,9 @@ ORDERED = [
 
 @pytest.mark.parametrize(("path", "body", "cost"), ORDERED)
 async def test_what_is_ordered_is_charged_by_its_unit(
-    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, body: dict[str, Any], cost: int
+    upstream: FakeUpstream, place: Place, path: str, body: dict[str, Any], cost: int
 ) -> None:
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+    async with serving(upstream, *place) as (gateway, token):
         answer = await post(gateway, token, path, body)
         assert answer.status == 200, answer.body
         if path == SPEECH:
@@ -120,9 +120,9 @@ async def test_what_is_ordered_is_charged_by_its_unit(
 @pytest.mark.parametrize("path", HEARD)
 @pytest.mark.parametrize(("kind", "seconds"), [("json", 5), ("text", 5), ("verbose_json", 5)])
 async def test_a_sound_is_charged_by_its_seconds_in_whichever_form_it_is_written_down(
-    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, kind: str, seconds: int
+    upstream: FakeUpstream, place: Place, path: str, kind: str, seconds: int
 ) -> None:
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+    async with serving(upstream, *place) as (gateway, token):
         sound = wav(4.5)
         fields = {"response_format": kind, "model": "ears", "language": "en"}
         answer = await send_form(gateway, token, path, fields | {"file": sound})
@@ -134,8 +134,8 @@ async def test_a_sound_is_charged_by_its_seconds_in_whichever_form_it_is_written
         assert sent.headers.getall("Content-Type") == [f"{FORM}; boundary=border-7"]
 
 
-async def test_pictures_are_changed_by_a_form(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> None:
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+async def test_pictures_are_changed_by_a_form(upstream: FakeUpstream, place: Place) -> None:
+    async with serving(upstream, *place) as (gateway, token):
         files = {"image[]": b"\x89PNG", "mask": b"\x89PNG"}
         answer = await send_form(gateway, token, EDITS, {"model": "plain", "prompt": "x", "n": 2} | files)
         assert (answer.status, len(json.loads(answer.body)["data"])) == (200, 2)
@@ -146,7 +146,7 @@ async def test_pictures_are_changed_by_a_form(upstream: FakeUpstream, store_url:
         assert await charged(gateway) == 81_000 + 41_000
 
 
-UNPRICED = [
+UNPRICED: list[tuple[str, dict[str, Any]]] = [
     (IMAGES, {"model": "words", "prompt": "x"}),
     (SPEECH, {"model": "words", "input": "x", "voice": "v"}),
     (SPEECH, {"model": "plain", "input": "x", "voice": "v"}),
@@ -155,18 +155,16 @@ UNPRICED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), UNPRICED)
-async def test_a_model_without_a_price_for_the_unit_is_not_served(
-    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, body: dict[str, Any]
-) -> None:
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
-        answer = await post(gateway, token, path, body)
-        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+async def test_a_model_without_a_price_for_the_unit_is_not_served(upstream: FakeUpstream, place: Place) -> None:
+    async with serving(upstream, *place) as (gateway, token):
+        for path, body in UNPRICED:
+            answer = await post(gateway, token, path, body)
+            assert (answer.status, answer.error["code"]) == (404, "model_not_found"), body
         assert upstream.requests == []
         assert await charged(gateway) == 0
 
 
-REFUSED = [
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (SPEECH, {"model": "voice", "input": "x", "stream": True}, "stream", "not_served"),
     (IMAGES, {"model": "plain", "prompt": "x", "stream": "yes"}, "stream", "invalid_request"),
     (IMAGES, {"model": "plain", "prompt": "x", "n[]": 3}, "n[]", "invalid_request"),
@@ -184,13 +182,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "param", "code"), REFUSED)
-async def test_what_nothing_bounds_is_refused(
-    upstream: FakeUpstream, store_url: str, tmp_path: Path, path: str, body: dict[str, Any], param: str, code: str
-) -> None:
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
-        answer = await post(gateway, token, path, body)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+async def test_what_nothing_bounds_is_refused(upstream: FakeUpstream, place: Place) -> None:
+    async with serving(upstream, *place) as (gateway, token):
+        for path, body, param, code in REFUSED:
+            answer = await post(gateway, token, path, body)
+            assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param), body
         assert upstream.requests == []
 
 
@@ -206,9 +202,7 @@ ENDINGS: dict[str, tuple[list[Step], int, int]] = {
 
 @pytest.mark.parametrize("path", [IMAGES, SPEECH])
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_what_does_not_come_is_not_charged_and_not_ordered_twice(
-    store_url: str, tmp_path: Path, path: str, ending: str
-) -> None:
+async def test_what_does_not_come_is_not_charged_and_not_ordered_twice(place: Place, path: str, ending: str) -> None:
     script, status, asked = ENDINGS[ending]
     body = {"model": "plain", "prompt": "x"} if path == IMAGES else {"model": "voice", "input": "x"}
     if path == SPEECH:
@@ -223,7 +217,7 @@ async def test_what_does_not_come_is_not_charged_and_not_ordered_twice(
         yaml = yaml.replace("channels: [up]", "channels: [up, two]").replace(
             "on_caller", "timers: {total: 0.5}, on_caller"
         )
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             answer = await post(gateway, await gateway.token(), path, body)
             assert (answer.status, len(one.requests) + len(other.requests)) == (status, asked)
             assert await charged(gateway) == 0
@@ -251,16 +245,9 @@ STREAMED = [
 
 @pytest.mark.parametrize(("path", "body", "cost", "last", "count"), STREAMED)
 async def test_a_stream_passes_byte_for_byte_and_costs_what_an_answer_in_json_costs(
-    upstream: FakeUpstream,
-    store_url: str,
-    tmp_path: Path,
-    path: str,
-    body: dict[str, Any],
-    cost: int,
-    last: str,
-    count: int,
+    upstream: FakeUpstream, place: Place, path: str, body: dict[str, Any], cost: int, last: str, count: int
 ) -> None:
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+    async with serving(upstream, *place) as (gateway, token):
         if path in (EDITS, *HEARD):
             answer = await send_form(gateway, token, path, body | ({"file": wav(4.5)} if path in HEARD else {}))
         else:
@@ -274,61 +261,49 @@ async def test_a_stream_passes_byte_for_byte_and_costs_what_an_answer_in_json_co
         assert await charged(gateway) == record.charge_micros == cost
 
 
-async def test_a_stream_of_pictures_that_breaks_off_costs_what_was_ordered_and_ends_with_an_error(
-    store_url: str, tmp_path: Path
-) -> None:
+async def test_a_stream_of_pictures_that_breaks_off_costs_what_was_ordered_and_ends_with_an_error(place: Place) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9999\r\n\r\n"
     event = b'event: image_generation.completed\ndata: {"type":"image_generation.completed","b64_json":"AAAA"}\n\n'
-    async with Scripted([head + event, Fin]) as upstream:
-        yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
-        async with running(yaml, tmp_path, store_url) as gateway:
-            body = {"model": "plain", "prompt": "x", "n": 2, "stream": True}
-            answer = await post(gateway, await gateway.token(), IMAGES, body)
-            assert answer.status == 200 and answer.body.startswith(event) and b'"error"' in answer.body
-            assert await charged(gateway) == 81_000
+    async with Scripted([head + event, Fin]) as upstream, serving(upstream, *place) as (gateway, token):
+        body = {"model": "plain", "prompt": "x", "n": 2, "stream": True}
+        answer = await post(gateway, token, IMAGES, body)
+        assert answer.status == 200 and answer.body.startswith(event) and b'"error"' in answer.body
+        assert await charged(gateway) == 81_000
 
 
-async def test_a_picture_of_megabytes_passes_in_an_event(store_url: str, tmp_path: Path) -> None:
+async def test_a_picture_of_megabytes_passes_in_an_event(place: Place) -> None:
     data = b'{"type":"image_generation.completed","b64_json":"%b","usage":{"total_tokens":9}}' % (b"QUFB" * 1_000_000)
     event = b"event: image_generation.completed\ndata: " + data + b"\n\n"
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-    async with Scripted([head + event, Fin]) as upstream:
-        yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
-        async with running(yaml, tmp_path, store_url) as gateway:
-            answer = await post(
-                gateway, await gateway.token(), IMAGES, {"model": "plain", "prompt": "x", "stream": True}
-            )
-            assert answer.body == event
-            assert (await last_end_record(gateway)).outcome == "completed"
-            assert await charged(gateway) == 41_000
+    async with Scripted([head + event, Fin]) as upstream, serving(upstream, *place) as (gateway, token):
+        answer = await post(gateway, token, IMAGES, {"model": "plain", "prompt": "x", "stream": True})
+        assert answer.body == event
+        assert (await last_end_record(gateway)).outcome == "completed"
+        assert await charged(gateway) == 41_000
 
 
-async def test_a_caller_that_leaves_pays_for_what_is_made_all_the_same(store_url: str, tmp_path: Path) -> None:
-    async with Scripted([Hold]) as upstream:
-        yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=CHAIN)
-        async with running(yaml, tmp_path, store_url) as gateway:
-            body = json.dumps({"model": "plain", "prompt": "x", "n": 2}).encode()
-            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            writer.write(chat(await gateway.token(), body, path=IMAGES))
-            await upstream.arrived.wait()
-            writer.close()
-            assert await charged(gateway) == 81_000
+async def test_a_caller_that_leaves_pays_for_what_is_made_all_the_same(place: Place) -> None:
+    async with Scripted([Hold]) as upstream, serving(upstream, *place) as (gateway, token):
+        body = json.dumps({"model": "plain", "prompt": "x", "n": 2}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(chat(token, body, path=IMAGES))
+        await upstream.arrived.wait()
+        writer.close()
+        assert await charged(gateway) == 81_000
 
 
-async def test_an_upstream_that_refuses_is_charged_nothing(
-    upstream: FakeUpstream, store_url: str, tmp_path: Path
-) -> None:
+async def test_an_upstream_that_refuses_is_charged_nothing(upstream: FakeUpstream, place: Place) -> None:
     upstream.mode = "500"
-    async with serving(upstream, store_url, tmp_path) as (gateway, token):
+    async with serving(upstream, *place) as (gateway, token):
         assert (await post(gateway, token, IMAGES, {"model": "plain", "prompt": "x"})).status == 502
         answer = await send_form(gateway, token, HEARD[0], {"model": "ears", "file": wav(1)})
         assert answer.status in (502, 503)
         assert await charged(gateway) == 0
 
 
-async def test_by_openais_library(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> None:
+async def test_by_openais_library(upstream: FakeUpstream, place: Place) -> None:
     async with (
-        serving(upstream, store_url, tmp_path) as (gateway, token),
+        serving(upstream, *place) as (gateway, token),
         openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0) as client,
     ):
         made = await client.images.generate(model="plain", prompt="a dot", n=2, size="1024x1024")
@@ -357,10 +332,8 @@ REDACTED = CHAIN.replace(
 )
 
 
-async def test_texts_are_redacted_or_not_sent(upstream: FakeUpstream, store_url: str, tmp_path: Path) -> None:
-    yaml = FILE.format(url=upstream.base_url, operations=", ".join(SERVED), chain=REDACTED)
-    async with running(yaml, tmp_path, store_url) as gateway:
-        token = await gateway.token()
+async def test_texts_are_redacted_or_not_sent(upstream: FakeUpstream, place: Place) -> None:
+    async with serving(upstream, *place, chain=REDACTED) as (gateway, token):
         assert (await post(gateway, token, IMAGES, {"model": "plain", "prompt": "of ann@example.com"})).status == 200
         assert b"ann@" not in upstream.requests.pop().body
         spoken = await post(gateway, token, SPEECH, {"model": "voice", "input": "call ann@example.com"})

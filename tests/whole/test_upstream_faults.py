@@ -14,10 +14,10 @@ import pytest
 
 from gateway import AttemptRecord, Outcome
 from gateway.store.channels import CooldownRules
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
 from tests.chat.dialects import DIALECTS, MESSAGE, NOT_ERRORS
+from tests.place import Place
 from tests.whole.aftermath import assert_ended, assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import Serve, configuration
 from tests.whole.raw import ask, chat, read_answer
@@ -392,7 +392,7 @@ def data_event(data: str, name: str = "") -> bytes:
 
 
 @asynccontextmanager
-async def playing(script: list[Step], store_url: str, folder: Path, more: str = "") -> AsyncIterator[Running]:
+async def playing(script: list[Step], folder: Path, store_url: str, more: str = "") -> AsyncIterator[Running]:
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, more=more), folder, store_url) as gateway,
@@ -404,11 +404,9 @@ async def playing(script: list[Step], store_url: str, folder: Path, more: str = 
 @pytest.mark.parametrize(
     "before", [HALF, FINISHED, FINISHED + USAGE], ids=["in the middle", "at the end", "after usage"]
 )
-async def test_an_error_event_after_the_first_byte(
-    before: bytes, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_error_event_after_the_first_byte(before: bytes, place: Place) -> None:
     script: list[Step] = []
-    async with playing(script, store_url, tmp_path) as gateway:
+    async with playing(script, *place) as gateway:
         token = await gateway.token()
         spent = 0
         for data, raises in DIALECTS.values():
@@ -431,22 +429,18 @@ async def test_an_error_event_after_the_first_byte(
 
 
 @pytest.mark.parametrize("dialect", ["OpenAI", "vLLM", "TGI", "FastAPI", "Google", "OpenRouter"])
-async def test_an_error_event_before_the_first_byte_is_an_error_and_costs_nothing(
-    dialect: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_error_event_before_the_first_byte_is_an_error_and_costs_nothing(dialect: str, place: Place) -> None:
     failing = data_event(DIALECTS[dialect][0])
-    async with playing([CHUNKED + chunk(b": wait\n\n" + failing + DONE) + LAST], store_url, tmp_path) as gateway:
+    async with playing([CHUNKED + chunk(b": wait\n\n" + failing + DONE) + LAST], *place) as gateway:
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
         record = await last_end_record(gateway)
         assert (record.outcome, record.charge_micros) == (Outcome.UPSTREAM_FAILED, 0)
 
 
-async def test_what_is_no_error_ends_nothing_and_the_answer_is_complete(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_what_is_no_error_ends_nothing_and_the_answer_is_complete(place: Place) -> None:
     script: list[Step] = []
-    async with playing(script, store_url, tmp_path) as gateway:
+    async with playing(script, *place) as gateway:
         token = await gateway.token()
         for data in NOT_ERRORS.values():
             for stream in (data_event(data) + STREAM, HALF + data_event(data) + STREAM[len(HALF) :]):
@@ -459,9 +453,9 @@ async def test_what_is_no_error_ends_nothing_and_the_answer_is_complete(
                 assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
 
 
-async def test_the_official_client_raises_on_every_error_event(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_official_client_raises_on_every_error_event(place: Place) -> None:
     script: list[Step] = []
-    async with playing(script, store_url, tmp_path) as gateway:
+    async with playing(script, *place) as gateway:
         token = await gateway.token()
         async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0) as library:
             for data, _ in DIALECTS.values():
@@ -482,11 +476,9 @@ def in_json(data: str, status: str) -> list[Step]:
     return [head.encode() + body]
 
 
-async def test_an_error_as_json_with_a_status_of_the_caller_is_passed_on(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_error_as_json_with_a_status_of_the_caller_is_passed_on(place: Place) -> None:
     script: list[Step] = []
-    async with playing(script, store_url, tmp_path) as gateway:
+    async with playing(script, *place) as gateway:
         token = await gateway.token()
         for data, _ in DIALECTS.values():
             script[:] = in_json(data, "422 Unprocessable")
@@ -515,10 +507,10 @@ INPUT = -(-len('[{"role": "user", "content": "hi"}]') // 4)
     ],
 )
 async def test_a_json_answer_is_charged_by_its_usage_or_by_its_text(
-    usage: object, prompt: int, completion: int, store_url: str, client: Client, tmp_path: Path
+    usage: object, prompt: int, completion: int, place: Place
 ) -> None:
     script = in_json(json.dumps({**ANSWER, "padding": "y" * 4000, "usage": usage}), "200 OK")
-    async with playing(script, store_url, tmp_path, "port: {allow_non_streaming: true}") as gateway:
+    async with playing(script, *place, "port: {allow_non_streaming: true}") as gateway:
         answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
         assert (answer.status, answer.whole) == (200, True)
         record = await last_end_record(gateway)
@@ -531,11 +523,9 @@ async def test_a_json_answer_is_charged_by_its_usage_or_by_its_text(
 
 
 @pytest.mark.parametrize("dialect", ["OpenAI", "vLLM", "TGI", "FastAPI", "Google", "xAI"])
-async def test_an_error_as_json_with_200_is_an_error_and_costs_nothing(
-    dialect: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_an_error_as_json_with_200_is_an_error_and_costs_nothing(dialect: str, place: Place) -> None:
     script = in_json(DIALECTS[dialect][0], "200 OK")
-    async with playing(script, store_url, tmp_path, "port: {allow_non_streaming: true}") as gateway:
+    async with playing(script, *place, "port: {allow_non_streaming: true}") as gateway:
         answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
         assert MESSAGE in answer.error["message"]
@@ -612,14 +602,14 @@ async def test_the_id_of_a_json_answer_is_kept(serve: Serve) -> None:
     assert [attempt.completion_id for attempt in record.attempts] == ["cmpl-9"]
 
 
-async def test_each_attempt_has_its_own_names(store_url: str, tmp_path: Path) -> None:
+async def test_each_attempt_has_its_own_names(place: Place) -> None:
     failed = b"HTTP/1.1 500 Oops\r\nx-request-id: req-0\r\nContent-Length: 0\r\n\r\n"
     async with Scripted([failed]) as first, Scripted([UPSTREAM_IDS_HEAD + stream("cmpl-5")]) as second:
         text = configuration(first.base_url).replace(
             "channels: [fake]}", "channels: [{use: fake, priority: 0}, {use: second, priority: 1}]}", 1
         )
         text = text.replace("models:", f"  second: {{base_url: '{second.base_url}'}}\nmodels:", 1)
-        async with running(text, tmp_path, store_url) as gateway:
+        async with running(text, *place) as gateway:
             await ask(gateway.port, chat(await gateway.token()))
             record = await last_end_record(gateway)
     assert record.attempts == [

@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from gateway.domain.exchange import Outcome
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, soon
+from tests.place import Place
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat
@@ -51,7 +51,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    script: Sequence[Step], url: str, folder: Path, channel: str = "", spare: str = ""
+    script: Sequence[Step], folder: Path, url: str, channel: str = "", spare: str = ""
 ) -> AsyncIterator[Stage]:
     async with Scripted(script) as upstream:
         yaml = configuration(upstream.base_url, channel=channel, more=MORE)
@@ -62,11 +62,9 @@ async def staged(
             yield Stage(gateway, upstream, await gateway.token())
 
 
-async def test_the_first_byte_timer_judges_a_stream_and_not_a_json_answer(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_first_byte_timer_judges_a_stream_and_not_a_json_answer(place: Place) -> None:
     script: list[Step] = [0.5, json_head(len(BODY)) + BODY]
-    async with staged(script, store_url, tmp_path, ", timers: {first_byte: 0.2, total: 30}") as stage:
+    async with staged(script, *place, ", timers: {first_byte: 0.2, total: 30}") as stage:
         answer = await stage.ask()
         assert (answer.status, answer.body) == (200, BODY)
         assert (await ask(stage.gateway.port, chat(stage.token))).error["code"] == "upstream_timeout"
@@ -74,11 +72,11 @@ async def test_the_first_byte_timer_judges_a_stream_and_not_a_json_answer(
 
 @pytest.mark.parametrize("steps", [[Hold], [json_head(len(BODY)) + BODY[:9], Hold]], ids=["no head", "half"])
 async def test_the_total_timer_ends_one_and_no_other_channel_is_called_when_no_time_is_left(
-    store_url: str, client: Client, tmp_path: Path, steps: list[Step]
+    place: Place, steps: list[Step]
 ) -> None:
     async with Scripted([json_head(len(BODY)) + BODY]) as spare:
         timers = ", timers: {first_byte: 20, total: 0.5}"
-        async with staged(steps, store_url, tmp_path, timers, spare.base_url) as stage:
+        async with staged(steps, *place, timers, spare.base_url) as stage:
             before = tasks()
             answer = await stage.ask()
             assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
@@ -112,10 +110,10 @@ FAULTS: dict[str, tuple[list[Step], str, int]] = {
 
 @pytest.mark.parametrize(("script", "message", "due"), FAULTS.values(), ids=FAULTS)
 async def test_a_json_answer_that_is_not_whole_is_an_error_and_another_channel_is_called(
-    store_url: str, client: Client, tmp_path: Path, script: list[Step], message: str, due: int
+    place: Place, script: list[Step], message: str, due: int
 ) -> None:
     channel = ", max_response_bytes: 5000"
-    async with staged(script, store_url, tmp_path, channel) as stage:
+    async with staged(script, *place, channel) as stage:
         before = tasks()
         answer = await stage.ask()
         code = "upstream_truncated" if message.startswith("The upstream ended") else "upstream_error"
@@ -125,19 +123,6 @@ async def test_a_json_answer_that_is_not_whole_is_an_error_and_another_channel_i
         assert await charged(stage.gateway) == due
         may_stay = isinstance(script[-1], bytes) and not any(isinstance(step, Forever) for step in script)
         await assert_released(stage.gateway, None if may_stay else stage.upstream, before, 0)
-
-
-async def test_a_cut_json_answer_is_charged_its_input_and_the_next_channel_answers(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    cut: list[Step] = [json_head(len(BODY)) + BODY[:-9], Fin]
-    async with (
-        Scripted([json_head(len(BODY)) + BODY]) as spare,
-        staged(cut, store_url, tmp_path, spare=spare.base_url) as stage,
-    ):
-        assert (await stage.ask()).body == BODY
-        await last_end_record(stage.gateway)
-        assert await charged(stage.gateway) == INPUT + CHARGE
 
 
 ODD = BODY.replace(b"xxxx", b"\xff\xed\xa0\x80", 1)
@@ -154,22 +139,20 @@ CANARY = ODD.replace(b'"id"', b'"canary": "channel-credential-4711", "id"', 1)
     ids=["mark", "no UTF-8", "credential"],
 )
 @pytest.mark.parametrize("framed", [True, False])
-async def test_a_json_answer_passes_byte_for_byte(
-    store_url: str, client: Client, tmp_path: Path, sent: bytes, shown: bytes, framed: bool
-) -> None:
-    async with staged([(json_head(len(sent)) if framed else UNFRAMED) + sent, Fin], store_url, tmp_path) as stage:
+async def test_a_json_answer_passes_byte_for_byte(place: Place, sent: bytes, shown: bytes, framed: bool) -> None:
+    async with staged([(json_head(len(sent)) if framed else UNFRAMED) + sent, Fin], *place) as stage:
         answer = await stage.ask()
         assert (answer.status, answer.body) == (200, shown)
         await last_end_record(stage.gateway)
         assert await charged(stage.gateway) == CHARGE
 
 
-async def test_plugins_see_that_a_json_answer_begins(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_plugins_see_that_a_json_answer_begins(place: Place) -> None:
     yaml_of = configuration
     async with Scripted([json_head(len(BODY)) + BODY]) as upstream:
         yaml = yaml_of(upstream.base_url, more=MORE) + "  - use: plugins.examples.response_stamp:ResponseStamp\n"
         yaml += "    with: {headers: {x-channel: '{channel}'}}\n"
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             answer = await ask(gateway.port, chat(await gateway.token(), {"stream": False}))
             assert answer.headers["x-channel"] == "fake"
 
@@ -195,10 +178,8 @@ def content(answer: Answer) -> str:
     ],
     ids=["at once", "event by event", "crlf", "cr", "in pieces", "without the last event", "more after the last event"],
 )
-async def test_a_gathered_stream_is_one_answer_and_charged_exactly(
-    store_url: str, client: Client, tmp_path: Path, steps: list[Step]
-) -> None:
-    async with staged(steps, store_url, tmp_path, GATHERED) as stage:
+async def test_a_gathered_stream_is_one_answer_and_charged_exactly(place: Place, steps: list[Step]) -> None:
+    async with staged(steps, *place, GATHERED) as stage:
         answer = await stage.ask()
         assert (answer.status, answer.whole, answer.headers["content-type"]) == (200, True, "application/json")
         assert content(answer) == "".join(f" word{n}" for n in range(6))
@@ -215,25 +196,21 @@ async def test_a_gathered_stream_is_one_answer_and_charged_exactly(
         assert await charged(stage.gateway) == CHARGE
 
 
-async def test_a_request_without_stream_and_one_for_a_stream_get_what_they_ask_for(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with staged([CHUNKED + chunk(TEXT + USAGE + DONE) + LAST], store_url, tmp_path, GATHERED) as stage:
+async def test_a_request_without_stream_and_one_for_a_stream_get_what_they_ask_for(place: Place) -> None:
+    async with staged([CHUNKED + chunk(TEXT + USAGE + DONE) + LAST], *place, GATHERED) as stage:
         raw = b'{"model":"words","messages":[{"role":"user","content":"hi"}]}'
         assert content(await ask(stage.gateway.port, chat(stage.token, raw))).startswith(" word0")
         assert (await ask(stage.gateway.port, chat(stage.token))).body == TEXT + DONE
 
 
-async def test_an_upstream_that_answers_in_json_all_the_same_is_passed_on(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with staged([json_head(len(BODY)) + BODY], store_url, tmp_path, GATHERED) as stage:
+async def test_an_upstream_that_answers_in_json_all_the_same_is_passed_on(place: Place) -> None:
+    async with staged([json_head(len(BODY)) + BODY], *place, GATHERED) as stage:
         assert (await stage.ask()).body == BODY
         await last_end_record(stage.gateway)
         assert await charged(stage.gateway) == CHARGE
 
 
-async def test_choices_and_tool_calls_reach_the_official_client(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_choices_and_tool_calls_reach_the_official_client(place: Place) -> None:
     def call(**fields: Any) -> bytes:
         return event({"tool_calls": [{"index": 0, **fields}]})
 
@@ -241,7 +218,7 @@ async def test_choices_and_tool_calls_reach_the_official_client(store_url: str, 
     made = call(id="call_a", type="function", function={"name": "get", "arguments": ""})
     stream = made + call(function={"arguments": '{"a":'}) + second + call(function={"arguments": "1}"})
     script = [CHUNKED + chunk(stream + event({}, "tool_calls") + USAGE + DONE) + LAST]
-    async with staged(script, store_url, tmp_path, GATHERED) as stage:
+    async with staged(script, *place, GATHERED) as stage:
         async with openai.AsyncOpenAI(base_url=stage.gateway.base_url, api_key=stage.token, max_retries=0) as library:
             answer = await library.chat.completions.create(
                 model="words", messages=[{"role": "user", "content": "hi"}], n=2
@@ -282,10 +259,10 @@ BROKEN: dict[str, tuple[list[Step], int, str, int]] = {
 
 @pytest.mark.parametrize(("script", "status", "code", "due"), BROKEN.values(), ids=BROKEN)
 async def test_a_gathered_stream_that_is_not_whole_is_an_error_of_its_own_status(
-    store_url: str, client: Client, tmp_path: Path, script: list[Step], status: int, code: str, due: int
+    place: Place, script: list[Step], status: int, code: str, due: int
 ) -> None:
     channel = f"{GATHERED}, max_response_bytes: 50000, timers: {{first_byte: 0.3, idle: 0.3, total: 0.8}}"
-    async with staged(script, store_url, tmp_path, channel) as stage:
+    async with staged(script, *place, channel) as stage:
         before = tasks()
         answer = await stage.ask()
         assert (answer.status, answer.error["code"], answer.whole) == (status, code, True)
@@ -298,13 +275,15 @@ async def test_a_gathered_stream_that_is_not_whole_is_an_error_of_its_own_status
         await assert_released(stage.gateway, None if may_stay else stage.upstream, before, 0)
 
 
-async def test_the_next_channel_answers_after_a_gathered_stream_broke_off(
-    store_url: str, client: Client, tmp_path: Path
+@pytest.mark.parametrize(
+    ("cut", "channel"), [(json_head(len(BODY)) + BODY[:-9], ""), (CHUNKED + chunk(TEXT[:700]), GATHERED)]
+)
+async def test_the_next_channel_answers_after_an_answer_that_is_charged_its_input_broke_off(
+    place: Place, cut: bytes, channel: str
 ) -> None:
-    broken: list[Step] = [CHUNKED + chunk(TEXT[:700]), Fin]
     async with (
         Scripted([json_head(len(BODY)) + BODY]) as spare,
-        staged(broken, store_url, tmp_path, GATHERED, spare.base_url) as stage,
+        staged([cut, Fin], *place, channel, spare.base_url) as stage,
     ):
         assert (await stage.ask()).body == BODY
         record = await last_end_record(stage.gateway)
@@ -312,11 +291,9 @@ async def test_the_next_channel_answers_after_a_gathered_stream_broke_off(
         assert await charged(stage.gateway) == INPUT + CHARGE
 
 
-async def test_a_caller_that_leaves_ends_the_upstream_and_pays_for_what_was_made(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_leaves_ends_the_upstream_and_pays_for_what_was_made(place: Place) -> None:
     script: list[Step] = [CHUNKED + chunk(b"".join(WORDS[:5])), Hold]
-    async with staged(script, store_url, tmp_path, GATHERED) as stage:
+    async with staged(script, *place, GATHERED) as stage:
         before = tasks()
         _, writer = await asyncio.open_connection("127.0.0.1", stage.gateway.port)
         writer.write(chat(stage.token, {"stream": False}))
@@ -333,10 +310,8 @@ async def test_a_caller_that_leaves_ends_the_upstream_and_pays_for_what_was_made
         await assert_released(stage.gateway, stage.upstream, before, 0)
 
 
-async def test_a_stop_of_the_gateway_ends_a_gathered_stream_with_503(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with staged([CHUNKED + chunk(WORDS[1]), Hold], store_url, tmp_path, GATHERED) as stage:
+async def test_a_stop_of_the_gateway_ends_a_gathered_stream_with_503(place: Place) -> None:
+    async with staged([CHUNKED + chunk(WORDS[1]), Hold], *place, GATHERED) as stage:
         asking = asyncio.create_task(stage.ask())
         async with asyncio.timeout(PATIENCE_S):
             while not any(relay.events.events for relay in stage.gateway.gateway.runner.failover.relays):
@@ -348,16 +323,14 @@ async def test_a_stop_of_the_gateway_ends_a_gathered_stream_with_503(
         assert await charged(stage.gateway) == INPUT
 
 
-async def test_the_credential_is_redacted_also_where_two_events_split_it(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_the_credential_is_redacted_also_where_two_events_split_it(place: Place) -> None:
     stream = event({"content": "channel-cred"}) + event({"content": "ential-4711"}, "stop") + DONE
-    async with staged([CHUNKED + chunk(stream) + LAST], store_url, tmp_path, GATHERED) as stage:
+    async with staged([CHUNKED + chunk(stream) + LAST], *place, GATHERED) as stage:
         assert content(await stage.ask()) == "[redacted]"
 
 
-async def test_one_event_may_be_as_large_as_the_answer(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_one_event_may_be_as_large_as_the_answer(place: Place) -> None:
     large = event({"content": "x" * 3_000_000}, "stop")
     script: list[Step] = [CHUNKED, *(chunk(large[at : at + 65536]) for at in range(0, len(large), 65536)), LAST]
-    async with staged(script, store_url, tmp_path, GATHERED) as stage:
+    async with staged(script, *place, GATHERED) as stage:
         assert content(await stage.ask()) == "x" * 3_000_000

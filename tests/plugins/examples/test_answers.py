@@ -18,12 +18,12 @@ from gateway import Delta, Outcome, Refused
 from gateway.config.channel import Channel
 from gateway.plugin_kit import broken, check
 from gateway.proxy.chunk_hooks import Rewriting
-from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, configuration, exchange, running
 from gateway.tools.channel_test import ChannelCall, try_channel
 from plugins.examples.masked_answers import MaskedAnswers
 from plugins.examples.ollama_chat import Ollama
 from tests.patience import PATIENCE_S
+from tests.place import Place
 from tests.whole.aftermath import last_end_record
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
@@ -64,9 +64,7 @@ def test_other_text_is_not_held_back() -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("gathered", [False, True])
-async def test_an_answer_is_masked_and_charged_as_it_was(
-    store_url: str, client: Client, tmp_path: Path, streams: bool, gathered: bool
-) -> None:
+async def test_an_answer_is_masked_and_charged_as_it_was(place: Place, streams: bool, gathered: bool) -> None:
     charges = []
     for plugins in ([], [{"use": USE}]):
         async with FakeUpstream(pace_s=0, words=f"it is {CARD} or so") as upstream:
@@ -74,7 +72,7 @@ async def test_an_answer_is_masked_and_charged_as_it_was(
                 '"fake":{', f'"fake":{{"upstream_stream":{str(gathered).lower()},'
             )
             yaml = yaml[:-1] + ',"port":{"allow_non_streaming":true}}'
-            async with running(yaml, tmp_path, store_url) as gateway:
+            async with running(yaml, *place) as gateway:
                 token = await gateway.token(f"tester{len(plugins)}")
                 answer = await ask(gateway.port, chat(token, {"model": "words", "stream": streams}))
                 record = await last_end_record(gateway)
@@ -85,9 +83,7 @@ async def test_an_answer_is_masked_and_charged_as_it_was(
     assert charges[0] == charges[1] and charges[0][2] > 0
 
 
-async def test_a_caller_that_leaves_gets_nothing_of_what_is_held_back(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_caller_that_leaves_gets_nothing_of_what_is_held_back(store_url: str, tmp_path: Path) -> None:
     async with (
         FakeUpstream(pace_s=0, mode="stall", words=f"it is {'1 ' * 10} end") as upstream,
         running(
@@ -159,10 +155,10 @@ def said(answer: Answer) -> tuple[str, str]:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("ends", [b"\n", b""])
-async def test_a_stream_of_lines(store_url: str, tmp_path: Path, size: int, ends: bytes) -> None:
+async def test_a_stream_of_lines(place: Place, size: int, ends: bytes) -> None:
     data = lines(*THOUGHT, END).removesuffix(b"\n") + ends
     script: list[Step] = [HEAD, *(chunk(data[at : at + size]) for at in range(0, len(data), size)), LAST]
-    async with serving(tmp_path, store_url, script, script) as (gateway, token, upstream):
+    async with serving(*place, script, script) as (gateway, token, upstream):
         answer = await ask(gateway.port, chat(token, {"max_tokens": 50, "temperature": 0.5}))
         assert answer.whole and answer.body.endswith(b"data: [DONE]\n\n")
         assert said(answer) == ("Hm.", "Grüße")
@@ -184,12 +180,12 @@ async def test_a_stream_of_lines(store_url: str, tmp_path: Path, size: int, ends
         }
 
 
-async def test_errors_cuts_and_what_cannot_be_sent(store_url: str, tmp_path: Path) -> None:
+async def test_errors_cuts_and_what_cannot_be_sent(place: Place) -> None:
     missing = b'{"error":"model not found"}'
     refused: list[Step] = [b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(missing) + missing]
     within: list[Step] = [HEAD + chunk(lines(*THOUGHT, {"error": "out of memory"})) + LAST]
     cut: list[Step] = [HEAD + chunk(lines(*THOUGHT) + b'{"message":{"con'), LAST, Fin]
-    async with serving(tmp_path, store_url, within, cut, refused) as (gateway, token, _):
+    async with serving(*place, within, cut, refused) as (gateway, token, _):
         for outcome in ("upstream_error_in_stream", "upstream_truncated"):
             assert not (await ask(gateway.port, chat(token))).whole
             assert (await last_end_record(gateway)).outcome == outcome

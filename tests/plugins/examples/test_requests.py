@@ -10,13 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Caller, Exchange, Outcome, Refused, Services
-from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, exchange, running, services, started
 from plugins.examples.address_allow_list import AddressAllowList
 from plugins.examples.first_token_alarm import FirstText, FirstTokenAlarm
 from plugins.examples.prompt_patterns import PromptPatterns
 from plugins.examples.prompt_size import PromptSize
 from plugins.examples.response_stamp import ResponseStamp
+from tests.place import Place
 
 CARD = "4111 1111 1111 1111"
 
@@ -134,10 +134,10 @@ USE = "plugins.examples.response_stamp:ResponseStamp"
 HEADERS = {"x-served-by": "{channel}/{model} after {attempts}", "x-house": "ours, {as it stands}"}
 
 
-async def test_a_stream_is_stamped_and_a_refusal_is_not(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_stream_is_stamped_and_a_refusal_is_not(place: Place) -> None:
     async with FakeUpstream(pace_s=0) as upstream:
         yaml = configuration(upstream.base_url, {"use": USE, "with": {"headers": HEADERS}})
-        async with running(yaml, tmp_path, store_url) as gateway:
+        async with running(yaml, *place) as gateway:
             token = await gateway.token()
             answer = await gateway.ask(token)
             assert answer.status == 200
@@ -178,14 +178,14 @@ async def lines(folder: Path, store_url: str, slow_ms: float) -> list[MutableMap
     return [line for line in logged if line["event"] == "first_token_slow"]
 
 
-async def test_a_slow_first_token_is_logged_with_its_channel(store_url: str, client: Client, tmp_path: Path) -> None:
-    (line,) = await lines(tmp_path, store_url, slow_ms=1)
+async def test_a_slow_first_token_is_logged_with_its_channel(place: Place) -> None:
+    (line,) = await lines(*place, slow_ms=1)
     assert (line["log_level"], line["channel"], line["model"], line["gave_up"]) == ("warning", "fake", "words", False)
     assert line["waited_ms"] >= 10
 
 
-async def test_a_fast_first_token_is_not_logged(store_url: str, client: Client, tmp_path: Path) -> None:
-    assert await lines(tmp_path, store_url, slow_ms=60_000) == []
+async def test_a_fast_first_token_is_not_logged(place: Place) -> None:
+    assert await lines(*place, slow_ms=60_000) == []
 
 
 @pytest.mark.parametrize("text", [TEXT, CALL])
@@ -203,9 +203,9 @@ async def test_the_time_is_measured_to_the_first_text(text: bytes) -> None:
 
 @pytest.mark.parametrize(("outcome", "lines"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
 async def test_a_caller_that_gave_up_has_waited_and_a_refused_one_has_not(
-    store_url: str, tmp_path: Path, outcome: Outcome, lines: int
+    place: Place, outcome: Outcome, lines: int
 ) -> None:
-    async with services(tmp_path, store_url) as given:
+    async with services(*place) as given:
         with capture_logs() as logged:
             alarm, asked = await started(FirstTokenAlarm(slow_ms=0.000001), given), exchange()
             await alarm.on_request(asked)
