@@ -13,7 +13,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from gateway import Exchange, Plugin, Refused, Step
+from gateway import Exchange, Plugin, Refused, Script, Step
 from gateway.base.errors import StoreAway, StoreError
 from gateway.chain.chain import Chain
 from gateway.chain.end_hooks import may_fail_over
@@ -21,8 +21,9 @@ from gateway.chain.entry import Entry, wrong_hooks
 from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import exchange
-from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Waiter, ran, started
+from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Reads, Waiter, passes, ran, started
 from tests.patience import PATIENCE_S, wait_until
+from tests.place import Place
 
 # Steps of requests are sent together, decide in the order of the list, and are planned again where their plan was wrong.
 CLOSED = Refused(403, "closed", "Come back later.")
@@ -51,9 +52,9 @@ def planners(calls: list[str], *names: str) -> list[Planner]:
     return [Planner(name=name, calls=calls) for name in names]
 
 
-async def test_steps_are_sent_as_one_script(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_steps_are_sent_as_one_script(place: Place, client: Client) -> None:
     calls: list[str] = []
-    async with started(tmp_path, store_url, planners(calls, "a", "b", "c")) as (chain, _):
+    async with started(*place, planners(calls, "a", "b", "c")) as (chain, _):
         before = (await client.call("INFO", "commandstats")).get("cmdstat_eval", {}).get("calls", 0)
         assert await request(chain, exchange()) == (["a", "b", "c"], None)
         assert calls == ["a plans", "b plans", "c plans", "a reads", "b reads", "c reads"]
@@ -65,30 +66,28 @@ async def test_steps_are_sent_as_one_script(tmp_path: Path, store_url: str, clie
         assert stats["cmdstat_evalsha"]["calls"] + stats["cmdstat_eval"]["calls"] - before == scripts + 1
 
 
-async def test_steps_are_sent_before_a_plugin_that_waits(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_steps_are_sent_before_a_plugin_that_waits(place: Place) -> None:
     calls: list[str] = []
     a, b, c = planners(calls, "a", "b", "c")
-    async with started(tmp_path, store_url, [a, b, Waiter(name="w", calls=calls), c]) as (chain, _):
+    async with started(*place, [a, b, Waiter(name="w", calls=calls), c]) as (chain, _):
         assert await request(chain, exchange()) == (["a", "b", "w", "c"], None)
     assert calls == ["a plans", "b plans", "a reads", "b reads", "w finds ['a', 'b']", "c plans", "c reads"]
 
 
-async def test_what_is_below_a_refusal_is_neither_run_nor_entered(
-    tmp_path: Path, store_url: str, client: Client
-) -> None:
+async def test_what_is_below_a_refusal_is_neither_run_nor_entered(place: Place, client: Client) -> None:
     calls: list[str] = []
     a, b, c = planners(calls, "a", "b", "c")
     b.script, b.reads = STOP, refuse
     of = exchange()
-    async with started(tmp_path, store_url, [a, b, c, Waiter(name="w", calls=calls)]) as (chain, _):
+    async with started(*place, [a, b, c, Waiter(name="w", calls=calls)]) as (chain, _):
         assert await request(chain, of) == (["a", "b", "c"], CLOSED)
-    assert (of.refused_by, await ran(client)) == ("b", ["a", "b"])
+    assert (of.refused_by, of.hooks, await ran(client)) == ("b", None, ["a", "b"])
     assert [plugin.step.may_have_run for plugin in (a, b, c)] == [True, True, False]
 
 
 @pytest.mark.parametrize("first_refuses", [True, False])
 async def test_a_decision_of_a_plugin_counts_after_the_steps_above_it(
-    tmp_path: Path, store_url: str, client: Client, first_refuses: bool
+    place: Place, client: Client, first_refuses: bool
 ) -> None:
     a, b = planners([], "a", "b")
     a.reads = refuse if first_refuses else a.reads
@@ -98,24 +97,22 @@ async def test_a_decision_of_a_plugin_counts_after_the_steps_above_it(
 
     b.does = wrong
     of = exchange()
-    async with started(tmp_path, store_url, [a, b]) as (chain, _):
+    async with started(*place, [a, b]) as (chain, _):
         assert await request(chain, of) == (["a", "b"], CLOSED if first_refuses else WRONG)
     assert (of.refused_by, await ran(client)) == ("a" if first_refuses else "b", ["a"])
 
 
-async def test_plugins_below_a_wrong_plan_plan_again_once(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_plugins_below_a_wrong_plan_plan_again_once(place: Place, client: Client) -> None:
     calls: list[str] = []
     a, b, c, d = planners(calls, "a", "b", "c", "d")
     b.script, b.reads = STOP, again
-    async with started(tmp_path, store_url, [a, b, c, d]) as (chain, _):
+    async with started(*place, [a, b, c, d]) as (chain, _):
         assert await request(chain, exchange()) == (["a", "b", "c", "d"], None)
     assert calls[4:] == ["a reads", "b reads", "c plans", "d plans", "c reads", "d reads"]
     assert await ran(client) == ["a", "b", "c", "d"]
 
 
-async def test_a_refusal_that_rests_on_a_wrong_plan_is_decided_again(
-    tmp_path: Path, store_url: str, client: Client
-) -> None:
+async def test_a_refusal_that_rests_on_a_wrong_plan_is_decided_again(place: Place, client: Client) -> None:
     a, b = planners([], "a", "b")
     known = ["wrong"]
 
@@ -128,87 +125,76 @@ async def test_a_refusal_that_rests_on_a_wrong_plan_is_decided_again(
             raise WRONG
 
     a.script, a.reads, b.does = STOP, learn, decide
-    async with started(tmp_path, store_url, [a, b]) as (chain, _):
+    async with started(*place, [a, b]) as (chain, _):
         assert await request(chain, exchange()) == (["a", "b"], None)
     assert await ran(client) == ["a", "b"]
 
 
-async def test_to_stop_the_steps_below_without_a_refusal_is_an_error(
-    tmp_path: Path, store_url: str, client: Client
+@pytest.mark.parametrize(("script", "reads", "run"), [(STOP, passes, ["a"]), (APPEND, again, ["a", "b", "c"])])
+async def test_to_stop_the_steps_below_without_a_refusal_or_to_plan_again_what_has_run_is_an_error(
+    place: Place, client: Client, script: Script, reads: Reads, run: list[str]
 ) -> None:
     a, b, c = planners([], "a", "b", "c")
-    a.script = STOP
+    a.script, a.reads = script, reads
     of = exchange()
-    async with started(tmp_path, store_url, [a, b, c]) as (chain, _):
+    async with started(*place, [a, b, c]) as (chain, _):
         _, error = await request(chain, of)
     assert (type(error), of.refused_by) == (RuntimeError, "a")
-    assert await ran(client) == ["a"]
+    assert await ran(client) == run
 
 
-async def test_steps_below_one_that_stops_run_where_its_error_is_ignored(
-    tmp_path: Path, store_url: str, client: Client
-) -> None:
+async def test_steps_below_one_that_stops_run_where_its_error_is_ignored(place: Place, client: Client) -> None:
     a, b, c = planners([], "a", "b", "c")
     a.script = STOP
-    async with started(tmp_path, store_url, [a, b, c], ignore=["a"]) as (chain, _):
+    async with started(*place, [a, b, c], ignore=["a"]) as (chain, _):
         assert await request(chain, exchange()) == (["a", "b", "c"], None)
     assert await ran(client) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("wrong", list(WRONG_STEPS))
-async def test_what_cannot_be_sent_is_the_error_of_its_plugin(
-    tmp_path: Path, store_url: str, client: Client, wrong: str
-) -> None:
+REFUSED_STEPS = WRONG_STEPS | {"what fails": lambda: Step(FAIL, [KEY], ["b"])}
+
+
+@pytest.mark.parametrize("wrong", list(REFUSED_STEPS))
+async def test_what_cannot_be_sent_is_the_error_of_its_plugin(place: Place, client: Client, wrong: str) -> None:
     a, b, c = planners([], "a", "b", "c")
-    b.makes = WRONG_STEPS[wrong]
+    b.makes = REFUSED_STEPS[wrong]
     of = exchange()
-    async with started(tmp_path, store_url, [a, b, c]) as (chain, _):
+    async with started(*place, [a, b, c]) as (chain, _):
         _, error = await request(chain, of)
-    assert isinstance(error, Exception)
+    assert isinstance(error, StoreError if wrong == "what fails" else Exception)
     assert of.refused_by == "b"
     assert await ran(client) == ["a"]
 
 
-@pytest.mark.parametrize("wrong", list(WRONG_STEPS))
+@pytest.mark.parametrize("wrong", list(REFUSED_STEPS))
 async def test_what_cannot_be_sent_is_passed_over_where_that_is_ignored(
-    tmp_path: Path, store_url: str, client: Client, wrong: str
+    place: Place, client: Client, wrong: str
 ) -> None:
     a, b, c = planners([], "a", "b", "c")
-    b.makes = WRONG_STEPS[wrong]
+    b.makes = REFUSED_STEPS[wrong]
     with capture_logs() as logs:
-        async with started(tmp_path, store_url, [a, b, c], ignore=["b"]) as (chain, _):
+        async with started(*place, [a, b, c], ignore=["b"]) as (chain, _):
             assert await request(chain, exchange()) == (["a", "b", "c"], None)
     assert await ran(client) == ["a", "c"]
     assert [(line["event"], line["plugin"]) for line in logs] == [("plugin_failed", "b")]
 
 
-async def test_a_step_that_was_returned_before_is_an_error(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_a_step_that_was_returned_before_is_an_error(place: Place) -> None:
     a, b = planners([], "a", "b")
     step = Step(APPEND, [KEY], ["b"])
     b.makes = lambda: step
-    async with started(tmp_path, store_url, [a, b]) as (chain, _):
+    async with started(*place, [a, b]) as (chain, _):
         assert await request(chain, exchange()) == (["a", "b"], None)
         of = exchange()
         _, error = await request(chain, of)
     assert (type(error), of.refused_by) == (TypeError, "b")
 
 
-async def test_to_plan_again_what_has_run_is_an_error(tmp_path: Path, store_url: str, client: Client) -> None:
-    a, b = planners([], "a", "b")
-    a.reads = again
-    of = exchange()
-    async with started(tmp_path, store_url, [a, b]) as (chain, _):
-        _, error = await request(chain, of)
-    assert (type(error), of.refused_by) == (RuntimeError, "a")
-
-
 class TestBeforeABodyIsRead:
     """The gateway awaits `hooks.before_body` for a body that is large or has not arrived."""
 
     @pytest.mark.parametrize("catches", [True, False])
-    async def test_a_refusal_spares_the_body(
-        self, tmp_path: Path, store_url: str, client: Client, catches: bool
-    ) -> None:
+    async def test_a_refusal_spares_the_body(self, place: Place, catches: bool) -> None:
         a, b = planners([], "a", "b")
         a.reads = refuse
         read: list[str] = []
@@ -224,14 +210,12 @@ class TestBeforeABodyIsRead:
 
         b.does = wait
         of = exchange()
-        async with started(tmp_path, store_url, [a, b]) as (chain, _):
+        async with started(*place, [a, b]) as (chain, _):
             assert await request(chain, of) == (["a", "b"], CLOSED)
         assert (of.refused_by, read) == ("a", ["body"] if catches else [])
 
     @pytest.mark.parametrize("catches", [True, False])
-    async def test_a_wrong_plan_is_mended_first(
-        self, tmp_path: Path, store_url: str, client: Client, catches: bool
-    ) -> None:
+    async def test_a_wrong_plan_is_mended_first(self, place: Place, client: Client, catches: bool) -> None:
         calls: list[str] = []
         a, b, c = planners(calls, "a", "b", "c")
         a.script, a.reads = STOP, again
@@ -246,7 +230,7 @@ class TestBeforeABodyIsRead:
             calls.append("c reads the body")
 
         c.does = wait
-        async with started(tmp_path, store_url, [a, b, c]) as (chain, _):
+        async with started(*place, [a, b, c]) as (chain, _):
             assert await request(chain, exchange()) == (["a", "b", "c"], None)
         caught = ["c reads the body"] if catches else []
         assert calls == [
@@ -255,33 +239,8 @@ class TestBeforeABodyIsRead:
         ]
         assert await ran(client) == ["a", "b", "c"]
 
-    async def test_nothing_is_kept_of_it_afterwards(self, tmp_path: Path, store_url: str, client: Client) -> None:
-        of = exchange()
-        async with started(tmp_path, store_url, planners([], "a")) as (chain, _):
-            await request(chain, of)
-        assert of.hooks is None
-
 
 class TestErrors:
-    async def test_a_step_that_fails_refuses_the_request(self, tmp_path: Path, store_url: str, client: Client) -> None:
-        a, b, c = planners([], "a", "b", "c")
-        b.script = FAIL
-        of = exchange()
-        async with started(tmp_path, store_url, [a, b, c]) as (chain, _):
-            _, error = await request(chain, of)
-        assert (type(error), of.refused_by, await ran(client)) == (StoreError, "b", ["a"])
-
-    async def test_a_step_that_fails_and_is_ignored_is_passed_over(
-        self, tmp_path: Path, store_url: str, client: Client
-    ) -> None:
-        a, b, c = planners([], "a", "b", "c")
-        b.script = FAIL
-        with capture_logs() as logs:
-            async with started(tmp_path, store_url, [a, b, c], ignore="b") as (chain, _):
-                assert await request(chain, exchange()) == (["a", "b", "c"], None)
-        assert await ran(client) == ["a", "c"]
-        assert [(line["event"], line["plugin"]) for line in logs] == [("plugin_failed", "b")]
-
     @pytest.mark.parametrize(("ignore", "by"), [("", "a"), ("a", "b"), ("ab", "")])
     async def test_a_store_that_is_away_refuses_in_the_name_of_the_first_that_needs_it(
         self, tmp_path: Path, ignore: Sequence[str], by: str
@@ -295,16 +254,14 @@ class TestErrors:
         assert a.step.may_have_run
         assert b.step.may_have_run
 
-    async def test_what_reading_a_reply_raises_is_contained(
-        self, tmp_path: Path, store_url: str, client: Client
-    ) -> None:
+    async def test_what_reading_a_reply_raises_is_contained(self, place: Place) -> None:
         async def crash(_: Exchange, reply: Any) -> bool | None:
             raise SystemExit(3)
 
         a, b = planners([], "a", "b")
         a.reads = crash
         of = exchange()
-        async with started(tmp_path, store_url, [a, b]) as (chain, _):
+        async with started(*place, [a, b]) as (chain, _):
             _, error = await request(chain, of)
         assert (type(error), str(error), of.refused_by) == (RuntimeError, "'a' raised SystemExit", "a")
 
@@ -331,9 +288,9 @@ async def end(chain: Chain, *plugins: Planner | Waiter) -> None:
     assert entered == []
 
 
-async def test_steps_run_in_reverse_order_in_one_script(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_steps_run_in_reverse_order_in_one_script(place: Place, client: Client) -> None:
     plugins = end_hooks_planners([], "a", "b", "c")
-    async with started(tmp_path, store_url, plugins) as (chain, _):
+    async with started(*place, plugins) as (chain, _):
         await end(chain, *plugins)
         before = await client.call("INFO", "commandstats")
         await end(chain, *plugins)
@@ -342,13 +299,11 @@ async def test_steps_run_in_reverse_order_in_one_script(tmp_path: Path, store_ur
     assert await ran(client) == 2 * ["end of c", "end of b", "end of a"]
 
 
-async def test_a_plugin_that_waits_finds_what_the_steps_below_it_did(
-    tmp_path: Path, store_url: str, client: Client
-) -> None:
+async def test_a_plugin_that_waits_finds_what_the_steps_below_it_did(place: Place, client: Client) -> None:
     calls: list[str] = []
     a, b = end_hooks_planners(calls, "a", "b")
     plugins: Sequence[Planner | Waiter] = (a, Waiter(name="w", calls=calls), b)
-    async with started(tmp_path, store_url, plugins) as (chain, _):
+    async with started(*place, plugins) as (chain, _):
         await end(chain, *plugins)
     assert calls == ["b plans the end", "w finds ['end of b'] at the end", "a plans the end"]
     assert await ran(client) == ["end of b", "end of a"]
@@ -356,7 +311,7 @@ async def test_a_plugin_that_waits_finds_what_the_steps_below_it_did(
 
 @pytest.mark.parametrize("again", [True, False])
 async def test_steps_after_one_that_stops_run_next_planned_again_where_it_says_so(
-    tmp_path: Path, store_url: str, client: Client, again: bool
+    place: Place, client: Client, again: bool
 ) -> None:
     async def reads(_: Exchange, reply: Any) -> bool:
         return again
@@ -364,17 +319,17 @@ async def test_steps_after_one_that_stops_run_next_planned_again_where_it_says_s
     calls: list[str] = []
     plugins = end_hooks_planners(calls, "a", "b", "c")
     plugins[2].end_script, plugins[2].ends = STOP, reads
-    async with started(tmp_path, store_url, plugins) as (chain, _):
+    async with started(*place, plugins) as (chain, _):
         await end(chain, *plugins)
     assert await ran(client) == ["end of c", "end of b", "end of a"]
     planned = ["c plans the end", "b plans the end", "a plans the end"]
     assert calls == planned + (planned[1:] if again else [])
 
 
-async def test_a_step_that_fails_affects_no_other(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_a_step_that_fails_affects_no_other(place: Place, client: Client) -> None:
     plugins = end_hooks_planners([], "a", "b", "c")
     plugins[1].end_script = FAIL
-    async with started(tmp_path, store_url, plugins) as (chain, _):
+    async with started(*place, plugins) as (chain, _):
         await end(chain, *plugins)
     assert await ran(client) == ["end of c", "end of a"]
     assert [plugin.failures for plugin in plugins] == [[], ["b: ERR broken"], []]
@@ -389,14 +344,14 @@ async def test_without_a_store_every_plugin_learns_it(tmp_path: Path) -> None:
     assert all(len(plugin.failures) == 1 and "store" in plugin.failures[0] for plugin in plugins)
 
 
-async def test_an_error_in_any_part_is_logged_with_its_plugin(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_an_error_in_any_part_is_logged_with_its_plugin(place: Place, client: Client) -> None:
     async def crash(_: Exchange, reply: Any) -> bool:
         raise SystemExit(3)
 
     plugins = end_hooks_planners([], "a", "b")
     plugins[1].ends = crash
     with capture_logs() as logs:
-        async with started(tmp_path, store_url, plugins) as (chain, _):
+        async with started(*place, plugins) as (chain, _):
             await end(chain, *plugins)
     assert await ran(client) == ["end of b", "end of a"]
     assert [(line["event"], line["plugin"], line["hook"]) for line in logs] == [("plugin_failed", "b", "end_step")]
@@ -424,11 +379,11 @@ async def test_to_give_up_a_frozen_store_is_a_failure_of_the_steps(tmp_path: Pat
 
 
 @pytest.mark.parametrize("wrong", list(WRONG_STEPS))
-async def test_what_cannot_be_sent_affects_no_other(tmp_path: Path, store_url: str, client: Client, wrong: str) -> None:
+async def test_what_cannot_be_sent_affects_no_other(place: Place, client: Client, wrong: str) -> None:
     plugins = end_hooks_planners([], "a", "b", "c")
     plugins[1].makes = WRONG_STEPS[wrong]
     with capture_logs() as logs:
-        async with started(tmp_path, store_url, plugins) as (chain, _):
+        async with started(*place, plugins) as (chain, _):
             await end(chain, *plugins)
             async with asyncio.timeout(PATIENCE_S):
                 await chain.idle()

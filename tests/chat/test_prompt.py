@@ -39,10 +39,12 @@ LONG = base64.b64encode(bytes(range(256)) * 3000).decode()
 MEGABYTE = len(LONG) // 4
 
 
+def fields_with(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+
+
 def body(**fields: Any) -> bytes:
-    return json.dumps(
-        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
-    ).encode()
+    return json.dumps(fields_with(**fields)).encode()
 
 
 def estimate(raw: bytes) -> int:
@@ -159,8 +161,6 @@ def test_a_picture_hides_no_text() -> None:
 
 
 # The bound of a prompt: no tokenizer and no template comes to more, and an encoded part counts what the model states for it.
-PICTURE = base64.b64encode(bytes(range(256)) * 3000).decode()
-"""A megabyte that looks like a picture."""
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -173,14 +173,6 @@ def bound(raw: bytes) -> PromptBound:
     return check(raw, BodyRules()).prompt_bound
 
 
-def prompt_bound_body(**fields: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
-
-
-def raw_of(**fields: Any) -> bytes:
-    return json.dumps(prompt_bound_body(**fields)).encode()
-
-
 def dumped(value: Any, *, ascii_only: bool) -> bytes:
     return json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":")).encode("utf-8", "replace")
 
@@ -189,7 +181,7 @@ def dumped(value: Any, *, ascii_only: bool) -> bytes:
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.booleans())
 def test_no_text_counts_less_than_its_bytes(texts: list[str], ascii_only: bool) -> None:
     messages = [{"role": "user", "content": text, "name": text} for text in texts]
-    raw = dumped(prompt_bound_body(messages=messages, user=texts[0]), ascii_only=ascii_only)
+    raw = dumped(fields_with(messages=messages, user=texts[0]), ascii_only=ascii_only)
     needed = sum(2 * len(text.encode("utf-8", "replace")) + MESSAGE_ALLOWANCE for text in texts)
     assert bound(raw).text >= needed + REQUEST_ALLOWANCE
 
@@ -201,14 +193,14 @@ def test_escapes_count_nearly_as_the_characters_they_stand_for(text: str) -> Non
     size = len(content.encode())
     spare = 1000 + (size // 2 if text in ("\U0001f600", "\u00fc") else 0)  # each escape counts three bytes
     for ascii_only in (True, False):
-        assert size <= bound(dumped(prompt_bound_body(messages=messages), ascii_only=ascii_only)).text <= size + spare
+        assert size <= bound(dumped(fields_with(messages=messages), ascii_only=ascii_only)).text <= size + spare
 
 
 @settings(deadline=None)
 @given(st.text(alphabet='\\"u0041dn\n\u4f60', min_size=1, max_size=20), st.integers(0, 20))
 def test_an_escape_between_two_windows_hides_no_text(text: str, shift: int) -> None:
     content = "x" * shift + text * (2 * WINDOW // len(text))
-    raw = dumped(prompt_bound_body(messages=[{"role": "user", "content": content}]), ascii_only=True)
+    raw = dumped(fields_with(messages=[{"role": "user", "content": content}]), ascii_only=True)
     assert bound(raw).text >= len(content.encode())
 
 
@@ -228,7 +220,7 @@ def test_what_a_template_writes_again_counts_what_any_encoder_makes_of_it(ascii_
         {"role": "tool", "content": json.dumps(value)},
     ]
     for field, given_value in (("tools", tools), ("functions", tools), ("response_format", value), ("anything", value)):
-        counted = bound(dumped(prompt_bound_body(**{field: given_value}), ascii_only=ascii_only)).text
+        counted = bound(dumped(fields_with(**{field: given_value}), ascii_only=ascii_only)).text
         for rewritten in (
             json.dumps(given_value),
             json.dumps(given_value, ensure_ascii=False),
@@ -236,24 +228,24 @@ def test_what_a_template_writes_again_counts_what_any_encoder_makes_of_it(ascii_
             json.dumps(given_value).translate(HTML),
         ):
             assert counted >= tokens_of(rewritten)
-    counted = bound(dumped(prompt_bound_body(messages=messages), ascii_only=ascii_only)).text
+    counted = bound(dumped(fields_with(messages=messages), ascii_only=ascii_only)).text
     again = json.dumps(json.dumps(value)).translate(HTML), json.dumps(value, indent=4)
     assert counted >= sum(map(tokens_of, again))
 
 
 @pytest.mark.parametrize(("written", "rewritten"), [("1e15", 18), ("1E20", 21), ("-1e+20", 22), ("0.1", 19)])
 def test_numbers_count_with_all_their_digits(written: str, rewritten: int) -> None:
-    plain = raw_of(tools=[{"type": "function", "function": {"enum": ["x"]}}])
+    plain = body(tools=[{"type": "function", "function": {"enum": ["x"]}}])
     numbers = plain.replace(b'"x"', ",".join([written] * 1000).encode())
     assert bound(numbers).text - bound(plain).text >= 1000 * (rewritten + 2) - 5
 
 
 def test_tools_come_with_instructions() -> None:
-    assert bound(raw_of(tools=[])).text - bound(raw_of(stop=[])).text >= TOOLS_ALLOWANCE
+    assert bound(body(tools=[])).text - bound(body(stop=[])).text >= TOOLS_ALLOWANCE
 
 
-URL = f"data:image/png;base64,{PICTURE}"
-PDF = f"data:application/pdf;base64,{PICTURE}"
+URL = f"data:image/png;base64,{LONG}"
+PDF = f"data:application/pdf;base64,{LONG}"
 ENCODED: dict[str, tuple[dict[str, Any], PromptBound]] = {
     "picture": ({"type": "image_url", "image_url": {"url": URL, "detail": "high"}}, PromptBound(0, 1)),
     "picture without an object": ({"type": "image_url", "image_url": URL}, PromptBound(0, 1)),
@@ -262,9 +254,9 @@ ENCODED: dict[str, tuple[dict[str, Any], PromptBound]] = {
     "picture by its number": ({"type": "image_url", "image_url": None, "uuid": "7"}, PromptBound(0, 1)),
     "picture of another dialect": ({"type": "input_image", "image_url": "https://a/b.png"}, PromptBound(0, 1)),
     "picture without a type": ({"image_url": {"url": "https://a/b.png"}}, PromptBound(0, 1)),
-    "sound": ({"type": "input_audio", "input_audio": {"data": PICTURE, "format": "wav"}}, PromptBound(0, 0, 1)),
+    "sound": ({"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}}, PromptBound(0, 0, 1)),
     "sound by address": ({"type": "audio_url", "audio_url": {"url": "https://a/b.wav"}}, PromptBound(0, 0, 1)),
-    "film": ({"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{PICTURE}"}}, PromptBound(0, 0, 0, 1)),
+    "film": ({"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{LONG}"}}, PromptBound(0, 0, 0, 1)),
     "file": ({"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}, PromptBound(0, 0, 0, 1)),
     "file by its id": ({"type": "file", "file": {"file_id": "file-7"}}, PromptBound(0, 0, 0, 1)),
     "file as a picture": ({"type": "image_url", "image_url": {"url": PDF}}, PromptBound(0, 1, 0, 1)),
@@ -280,35 +272,35 @@ ENCODED: dict[str, tuple[dict[str, Any], PromptBound]] = {
 def test_an_encoded_part_counts_by_its_kind_and_not_by_its_bytes(name: str) -> None:
     part, expected = ENCODED[name]
     for count in (1, 3):
-        found = bound(raw_of(**saying(*[part] * count)))
+        found = bound(body(**saying(*[part] * count)))
         assert found.text < 1000
         counts = (found.images, found.sounds, found.files)
         assert counts == (count * expected.images, count * expected.sounds, count * expected.files)
-    slashed = bound(raw_of(**saying(part)).replace(b"/", b"\\/"))
+    slashed = bound(body(**saying(part)).replace(b"/", b"\\/"))
     assert (slashed.images, slashed.sounds, slashed.files) == (expected.images, expected.sounds, expected.files)
     assert slashed.text < 1000, "as PHP writes it"
 
 
 def test_a_part_may_stand_without_a_list_and_no_message_names_an_earlier_sound() -> None:
-    assert bound(raw_of(messages=[{"role": "user", "content": ENCODED["picture"][0]}])).images == 1
-    assert bound(raw_of(messages=[{"role": "assistant", "content": "x", "audio": None}])).sounds == 0
+    assert bound(body(messages=[{"role": "user", "content": ENCODED["picture"][0]}])).images == 1
+    assert bound(body(messages=[{"role": "assistant", "content": "x", "audio": None}])).sounds == 0
     with pytest.raises(Refused, match="Send what it says as 'content'"):
-        bound(raw_of(messages=[{"role": "assistant", "audio": {"id": "audio_7"}}]))
+        bound(body(messages=[{"role": "assistant", "audio": {"id": "audio_7"}}]))
 
 
 @pytest.mark.parametrize("part", [{"type": "text", "text": "x"}, {"text": "x", "image_url": None}, "x", None, 7, []])
 def test_other_parts_count_their_bytes_alone(part: Any) -> None:
-    found = bound(raw_of(**saying(part)))
+    found = bound(body(**saying(part)))
     assert (found.images, found.sounds, found.files) == (0, 0, 0)
 
 
 LONG_TEXTS: dict[str, dict[str, Any]] = {
     "a text part": saying({"type": "text", "text": URL}),
     "the content": {"messages": [{"role": "user", "content": URL}]},
-    "a text beside a picture": saying({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}, "x": PICTURE}),
-    "a text file": saying({"type": "file", "file": {"file_data": f"data:text/plain;base64,{PICTURE}"}}),
-    "a picture that is text": saying({"type": "image_url", "image_url": {"url": f"data:image/svg+xml,{PICTURE}"}}),
-    "an address": saying({"type": "image_url", "image_url": {"url": f"https://h/;base64,{PICTURE}"}}),
+    "a text beside a picture": saying({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}, "x": LONG}),
+    "a text file": saying({"type": "file", "file": {"file_data": f"data:text/plain;base64,{LONG}"}}),
+    "a picture that is text": saying({"type": "image_url", "image_url": {"url": f"data:image/svg+xml,{LONG}"}}),
+    "an address": saying({"type": "image_url", "image_url": {"url": f"https://h/;base64,{LONG}"}}),
     "a part in another": saying({"type": "x", "content": [{"type": "image_url", "image_url": {"url": URL}}]}),
     "an unknown part": saying({"type": "image", "image": URL}),
     "a tool": {"tools": [{"type": "function", "function": {"type": "image_url", "image_url": {"url": URL}}}]},
@@ -319,24 +311,24 @@ LONG_TEXTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("place", LONG_TEXTS)
 def test_what_may_be_read_as_text_counts_its_bytes(place: str) -> None:
-    raw = raw_of(**LONG_TEXTS[place]).replace(b'"url": "@"', f'"url": "{URL}", "url": ""'.encode())
-    assert bound(raw).text >= len(PICTURE)
+    raw = body(**LONG_TEXTS[place]).replace(b'"url": "@"', f'"url": "{URL}", "url": ""'.encode())
+    assert bound(raw).text >= len(LONG)
 
 
 def test_thousands_of_parts_are_counted_exactly() -> None:
     parts = [{"type": "file", "file": {"file_id": "7"}}] * MAX_PARTS
-    found = bound(raw_of(**saying(*parts)))
+    found = bound(body(**saying(*parts)))
     assert (found.files, found.tokens(PartTokens())) == (MAX_PARTS, found.text + MAX_PARTS * FILE_TOKENS)
     with pytest.raises(Refused, match="more than 2000 pictures, sounds and files"):
-        bound(raw_of(**saying(*parts, parts[0])))
+        bound(body(**saying(*parts, parts[0])))
     with pytest.raises(Refused, match="more than 2000"):
-        bound(raw_of(**saying({"type": "image", "content": parts})))
+        bound(body(**saying({"type": "image", "content": parts})))
 
 
 @settings(deadline=None)
 @given(JSON)
 def test_a_byte_counts_a_bounded_number_of_tokens(value: Any) -> None:
-    raw = raw_of(tools=[{"type": "custom", "custom": value}])
+    raw = body(tools=[{"type": "custom", "custom": value}])
     extra = MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE + TOOLS_ALLOWANCE
     assert bound(raw).text <= REWRITTEN_TIMES * len(raw) + extra
 
@@ -355,14 +347,14 @@ def test_long_work_is_done_in_steps(fields: dict[str, Any]) -> None:
     def pauses(raw: bytes) -> int:
         return sum(1 for _ in check_in_steps(raw, BodyRules()))
 
-    raw = raw_of(**fields)
-    same_size = raw_of(messages=[{"role": "user", "content": "x" * (len(raw) - len(raw_of()) + 2)}])
+    raw = body(**fields)
+    same_size = body(messages=[{"role": "user", "content": "x" * (len(raw) - len(body()) + 2)}])
     assert pauses(raw) > pauses(same_size)
 
 
 def test_the_fields_of_the_parts_are_read_as_they_are_written() -> None:
     """Guards an assumption of the module: absent fields of what is decoded are the default itself."""
-    raw = raw_of(messages=[{"role": "user"}, {"role": "assistant", "content": None}])
+    raw = body(messages=[{"role": "user"}, {"role": "assistant", "content": None}])
     assert bound(raw) == PromptBound(len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE)
     assert msgspec.structs.asdict(PartTokens()) == {"image": 4800, "audio": 20_000, "file": 128_000, "added": 0}
 
@@ -381,7 +373,7 @@ def test_the_fields_of_the_parts_are_read_as_they_are_written() -> None:
     ],
 )
 def test_what_an_upstream_may_write_as_json_counts_as_json(content: Any) -> None:
-    raw = raw_of(messages=[{"role": "user", "content": content}])
+    raw = body(messages=[{"role": "user", "content": content}])
     for written in (
         json.dumps(content),
         json.dumps(content, ensure_ascii=False),

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 from gateway.base.compiled import WHY_PURE, description
 from gateway.cli.commands import COMMANDS, Commands, first_sentence, program
 from gateway.cli.exits import EXIT_CODES
-from gateway.store.client.client import Client
 from gateway.store.pepper import make_pepper
 from tests.cli.processes import demo_in
 from tests.patience import PATIENCE_S
@@ -28,7 +27,11 @@ def call(*arguments: str) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+def configured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store_url: str,
+) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(
         f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}}}\nstore: {{timeout: {PATIENCE_S}}}\n"
@@ -64,10 +67,16 @@ def test_the_exit_code_says_why(command: str, kind: str) -> None:
         assert plain.stderr == f"gateway: {error['message']}\n"
 
 
-def test_a_store_that_is_away_has_a_code_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "away.yaml"
-    file.write_text(f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\n")
-    result = call("account", "list", "--config", str(file), "--json")
+@pytest.mark.parametrize("command", ["list", "import some.csv"])
+def test_a_store_that_is_away_has_a_code_of_its_own(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("some.csv").write_text("id\nalice\nrobert\n")
+    Path("away.yaml").write_text(
+        f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\ngroups: {{default: {{}}}}\n"
+    )
+    result = call("account", *command.split(), "--config", "away.yaml", "--json")
     assert result.exit_code == EXIT_CODES["store_away"][0]
     assert json.loads(result.stderr)["error"]["kind"] == "store_away"
 
@@ -116,16 +125,6 @@ def test_what_a_terminal_obeys_is_shown_as_its_code() -> None:
         assert not {"\x1b", "\x9b", "\u202e"} & set(each.output), each.output
     for each in (created, listed, ledger):
         assert r"\x1b[31m=cmd()\x9b\u202e" in each.output
-
-
-def test_a_file_of_accounts_ends_as_other_commands_where_the_store_is_away(tmp_path: Path) -> None:
-    (tmp_path / "away.yaml").write_text(
-        f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\ngroups: {{default: {{}}}}\n"
-    )
-    (tmp_path / "some.csv").write_text("id\nalice\nrobert\n")
-    result = call("account", "import", str(tmp_path / "some.csv"), "--config", str(tmp_path / "away.yaml"), "--json")
-    assert result.exit_code == EXIT_CODES["store_away"][0]
-    assert json.loads(result.stderr)["error"]["kind"] == "store_away"
 
 
 def test_an_argument_that_is_no_text_is_wrong_usage() -> None:

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import Caller, Outcome
+from gateway import Caller, Exchange, Outcome
 from gateway.plugin_kit import broken, check
-from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, FixedClock, configuration, exchange, running, services, started
 from plugins.content_log import ContentLog
 from tests.disk import small_disk
+from tests.place import Place
 
 CALLER = Caller(account="alice", token_id="alice-1", group="trial")
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"Hello 4111"}}]}\n\n'
@@ -32,20 +34,30 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-async def served(plugin: ContentLog, text: str = "hi", events: int = 1) -> None:
+async def served(plugin: ContentLog, asked: Exchange | str = "hi", chunks: Sequence[bytes] = (EVENT,)) -> None:
     """Let one request of a caller pass the plugin."""
-    asked = exchange({"messages": [{"role": "user", "content": text}]})
+    if isinstance(asked, str):
+        asked = exchange({"messages": [{"role": "user", "content": asked}]})
     asked[Caller] = CALLER
     await plugin.on_request(asked)
-    for _ in range(events):
-        plugin.on_chunk(asked, EVENT)
+    await asked.body()
+    plugin.on_response(asked)
+    for each in chunks:
+        plugin.on_chunk(asked, each)
     asked.outcome = Outcome.COMPLETED
     await plugin.on_end(asked)
 
 
-async def test_the_requests_of_a_group_are_kept_and_what_matches_is_not(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+@asynccontextmanager
+async def logging(folder: Path, url: str, **settings: Any) -> AsyncIterator[ContentLog]:
+    """Yield a plugin that writes into the folder `c`, and let it write all at the end."""
+    async with services(folder, url) as given:
+        log = await started(ContentLog(folder=folder / "c", **settings), given)
+        yield log
+        await log.stop()
+
+
+async def test_the_requests_of_a_group_are_kept_and_what_matches_is_not(store_url: str, tmp_path: Path) -> None:
     folder = tmp_path / "content"
     settings = {"folder": str(folder), "groups": ["trial*"], "redact": [r"\b\d{4}\b", "s.cret"]}
     async with FakeUpstream(pace_s=0, words="It is 4111, and no secret.") as upstream:
@@ -66,23 +78,19 @@ async def test_the_requests_of_a_group_are_kept_and_what_matches_is_not(
 
 
 async def test_what_is_too_large_is_left_out_and_a_full_queue_drops(store_url: str, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
-        log = ContentLog(folder=tmp_path / "c", accounts=("alice",), max_bytes=100, max_waiting=250)
-        await started(log, given)
+    async with logging(tmp_path, store_url, accounts=("alice",), max_bytes=100, max_waiting=250) as log:
         await served(log, "x" * 200)
-        await served(log, events=5)
+        await served(log, chunks=[EVENT] * 5)
         await served(log)
         await log.stop()
         await served(log, "again")
-        await log.stop()
     found = lines(tmp_path / "c")
     assert [line["prompt"] and line["prompt"][0]["content"] for line in found] == [None, "hi", "again"]
     assert found[1]["answers"] == ["Hello 4111" * 2]
 
 
 async def test_a_disk_that_refuses_is_logged_and_stops_nothing(store_url: str, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
-        log = await started(ContentLog(folder=tmp_path / "c", tokens=("alice-*",)), given)
+    async with logging(tmp_path, store_url, tokens=("alice-*",)) as log:
         (tmp_path / "c").rmdir()
         with capture_logs() as logged:
             await served(log)
@@ -90,7 +98,6 @@ async def test_a_disk_that_refuses_is_logged_and_stops_nothing(store_url: str, t
         assert [(line["event"], line["requests"]) for line in logged] == [("content_not_written", 1)]
         (tmp_path / "c").mkdir()
         await served(log)
-        await log.stop()
     assert len(lines(tmp_path / "c")) == 1
 
 
@@ -106,7 +113,7 @@ async def test_files_are_removed_after_their_days(store_url: str, tmp_path: Path
     assert days == ["2027-01-17", "2027-01-18", "2027-01-19"]
 
 
-async def test_it_keeps_the_contract(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_it_keeps_the_contract(store_url: str, tmp_path: Path) -> None:
     settings = {"folder": str(tmp_path / "c"), "accounts": ["*"]}
     assert broken(await check("content-log", settings, url=store_url)) == []
 
@@ -117,15 +124,10 @@ def test_wrong_settings_are_refused() -> None:
 
 
 async def test_what_cannot_be_read_is_left_out_and_its_neighbours_are_kept(store_url: str, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
-        log = await started(ContentLog(folder=tmp_path / "c", tokens=("alice-*",)), given)
+    async with logging(tmp_path, store_url, tokens=("alice-*",)) as log:
         await served(log)
         asked = exchange(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x","w":1e999}]}')
-        asked[Caller] = CALLER
-        await log.on_request(asked)
-        log.on_chunk(asked, b"data: " + b'{"choices":' * 2000 + b"\n\n")
-        asked.outcome = Outcome.COMPLETED
-        await log.on_end(asked)
+        await served(log, asked, [b"data: " + b'{"choices":' * 2000 + b"\n\n"])
         await served(log)
         with capture_logs() as logged:
             await log.stop()
@@ -157,18 +159,9 @@ async def test_what_tools_were_called_with_is_kept_and_all_else_that_a_choice_sa
         event(0, reasoning="why "),
         event(0, reasoning_content="4111", refusal="no"),
     ]
-    async with services(tmp_path, store_url) as given:
-        log = await started(ContentLog(folder=tmp_path / "c", accounts=("alice",), redact=(r"4\d+",)), given)
-        for chunks in (streamed, None):
-            asked = exchange(answer=None if chunks else answer)
-            asked[Caller] = CALLER
-            await log.on_request(asked)
-            log.on_response(asked)
-            for chunk in chunks or ():
-                log.on_chunk(asked, chunk)
-            asked.outcome = Outcome.COMPLETED
-            await log.on_end(asked)
-        await log.stop()
+    async with logging(tmp_path, store_url, accounts=("alice",), redact=(r"4\d+",)) as log:
+        await served(log, exchange(), streamed)
+        await served(log, exchange(answer=answer), ())
     first, second = lines(tmp_path / "c")
     calls = [
         {"id": "a", "name": "pay", "arguments": '{"card":[redacted]}'},
@@ -180,40 +173,34 @@ async def test_what_tools_were_called_with_is_kept_and_all_else_that_a_choice_sa
     assert (second["reasoning"], second["refusals"]) == (["why [redacted]"], ["no"])
 
 
-async def test_what_matches_is_not_in_names_either(store_url: str, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
-        log = await started(ContentLog(folder=tmp_path / "c", accounts=("alice",), redact=("secret",)), given)
-        asked = exchange({"messages": [{"role": "user", "content": "x", "a secret": {"b": "secret"}}]})
-        asked[Caller] = CALLER
-        await log.on_request(asked)
-        asked.outcome = Outcome.COMPLETED
-        await log.on_end(asked)
-        await log.stop()
-    assert lines(tmp_path / "c")[0]["prompt"][0]["a [redacted]"] == {"b": "[redacted]"}
+CALL = '{"to": "%s.com"}'
+MATCHES: dict[str, tuple[str, list[Any], list[Any]]] = {
+    # Where it is: the pattern, the messages, and what is kept of them.
+    "a name": (
+        "secret",
+        [{"role": "user", "content": "x", "a secret": {"b": "secret"}}],
+        [{"role": "user", "content": "x", "a [redacted]": {"b": "[redacted]"}}],
+    ),
+    "an escape": (
+        r"\w+@example",
+        [{"role": "assistant", "tool_calls": [{"function": {"arguments": CALL % r"joe\u0040example"}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"arguments": CALL % "[redacted]"}}]}],
+    ),
+    "a data URL": (
+        r"4111\d+",
+        [{"role": "user", "content": "x;base64,41112222"}],
+        [{"role": "user", "content": "x;base64,[redacted]"}],
+    ),
+}
 
 
-async def test_what_matches_is_not_in_escapes_nor_in_the_model_either(store_url: str, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
-        log = await started(ContentLog(folder=tmp_path / "c", accounts=("alice",), redact=(r"\w+@example",)), given)
-        call = {"function": {"name": "send", "arguments": r'{"to": "joe\u0040example.com"}'}}
-        asked = exchange({"model": "joe@example", "messages": [{"role": "assistant", "tool_calls": [call]}]})
-        asked[Caller] = CALLER
-        await log.on_request(asked)
-        await asked.body()
-        asked.outcome = Outcome.COMPLETED
-        await log.on_end(asked)
-        await log.stop()
-    (line,) = lines(tmp_path / "c")
-    assert line["prompt"][0]["tool_calls"][0]["function"]["arguments"] == '{"to": "[redacted].com"}'
-    assert line["model"] == "[redacted]"
-
-
-async def test_what_matches_is_not_after_what_begins_a_data_url_either(store_url: str, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url) as given:
-        log = await started(ContentLog(folder=tmp_path / "c", accounts=("alice",), redact=(r"4111\d+",)), given)
-        await served(log, "x;base64,41112222")
-        await log.stop()
-    assert lines(tmp_path / "c")[0]["prompt"][0]["content"] == "x;base64,[redacted]"
+@pytest.mark.parametrize(("pattern", "messages", "kept"), MATCHES.values(), ids=MATCHES)
+async def test_what_matches_is_kept_nowhere(place: Place, pattern: str, messages: list[Any], kept: list[Any]) -> None:
+    async with logging(*place, accounts=("alice",), redact=(pattern,)) as log:
+        await served(log, exchange({"model": "joe@example", "messages": messages}))
+    (line,) = lines(place[0] / "c")
+    assert line["prompt"] == kept
+    assert line["model"] == ("[redacted]" if "@" in pattern else "joe@example")
 
 
 async def test_a_full_disk_leaves_whole_lines_alone(store_url: str, tmp_path: Path) -> None:
@@ -289,7 +276,7 @@ async def test_a_line_that_another_worker_writes_just_now_is_left_alone(store_ur
 
 
 async def test_the_folder_starts_at_that_of_the_configuration(
-    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from gateway import Caller, Candidate, Refused, Route
+from gateway import Caller, Candidate, Route
 from gateway.chat.request import BodyRules, check
 from gateway.config.channel import Channel
 from gateway.config.model import AFFINITY, Model, Serving
 from gateway.config.schema import Config, Group
 from gateway.store.channels import FIRST_EVENT_MS, ChannelReport
-from gateway.store.client.client import Client
 from gateway.testing import MINIMAL_BODY, PATIENT, exchange, services, started
 from plugins.model_routing import ModelRouting, session_of, shuffled
+from tests.place import Place
 
 CHANNELS = {name: Channel(f"http://{name}/v1") for name in "abcd"}
 SETTINGS = Config(
@@ -47,7 +46,7 @@ async def routed(plugin: ModelRouting, model: str = "m", *, account: str = "acc"
     return [candidate.name for candidate in request[Route].candidates]
 
 
-async def test_a_hundred_thousand_draws_match_the_weights(store_url: str, client: Client, tmp_path: Path) -> None:
+def test_a_hundred_thousand_draws_match_the_weights() -> None:
     from plugins.model_routing import _by_chance
 
     draws = 100_000
@@ -56,10 +55,8 @@ async def test_a_hundred_thousand_draws_match_the_weights(store_url: str, client
         assert abs(first[name] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5, first
 
 
-async def test_a_draw_is_without_replacement_and_tiers_keep_their_order(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with services(tmp_path, store_url, SETTINGS) as given:
+async def test_a_draw_is_without_replacement_and_tiers_keep_their_order(place: Place) -> None:
+    async with services(*place, SETTINGS) as given:
         plugin = await started(ModelRouting(), given)
         orders = {tuple(await routed(plugin)) for _ in range(300)}
         assert all(sorted(order) == ["a", "b", "c", "d"] and order[3] == "d" for order in orders)
@@ -72,10 +69,8 @@ STICKY = msgspec.structs.replace(
 )
 
 
-async def test_conversations_keep_their_order_and_match_the_weights(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with services(tmp_path, store_url, STICKY) as given:
+async def test_conversations_keep_their_order_and_match_the_weights(place: Place) -> None:
+    async with services(*place, STICKY) as given:
         plugin = await started(ModelRouting(), given)
         orders = {account: await routed(plugin, account=account) for account in map(str, range(10_000))}
         for account, order in list(orders.items())[:50]:
@@ -128,45 +123,13 @@ def test_without_anything_that_names_it_a_conversation_has_no_session() -> None:
     assert session_of(("user", "prompt_cache_key", "header:x", "prefix:2048"), exchange(fields), body, "a") == ""
 
 
-async def test_a_group_is_served_by_its_channels_only(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url, SETTINGS) as given:
-        plugin = await started(ModelRouting(), given)
-        assert await routed(plugin, group="some") == ["b", "d"]
-        with pytest.raises(Refused) as refused:
-            await routed(plugin, "only-d", group="some")
-        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-        await plugin.stop()
-
-
-async def test_a_token_may_be_restricted_to_models(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url, SETTINGS) as given:
-        plugin = await started(ModelRouting(), given)
-        request = exchange({"model": "m"})
-        request[Caller] = Caller("acc", "acc-1", "default", token_models=("only-*",))
-        with pytest.raises(Refused) as refused:
-            await plugin.on_request(request)
-        assert (refused.value.status, refused.value.code, refused.value.param) == (403, "token_restricted", "model")
-        await plugin.stop()
-
-
-async def test_only_chat_completions_are_routed(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with services(tmp_path, store_url, SETTINGS) as given:
-        plugin = await started(ModelRouting(), given)
-        request = exchange(method="GET", path="/v1/models")
-        await plugin.on_request(request)
-        assert Route not in request
-        await plugin.stop()
-
-
 def with_options(**options: object) -> Config:
     model = Model([Serving(name) for name in "abcd"], free=True)
     return msgspec.structs.replace(SETTINGS, models={"m": msgspec.structs.replace(model, **options)})
 
 
-async def test_with_equal_weights_channels_with_fewer_calls_in_flight_come_first(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with services(tmp_path, store_url, with_options()) as given:
+async def test_with_equal_weights_channels_with_fewer_calls_in_flight_come_first(place: Place) -> None:
+    async with services(*place, with_options()) as given:
         plugin = await started(ModelRouting(), given)
         firsts = {(await routed(plugin))[0] for _ in range(100)}
         assert firsts == set("abcd"), "by chance, as long as none is busy"
@@ -180,15 +143,13 @@ async def test_with_equal_weights_channels_with_fewer_calls_in_flight_come_first
         await plugin.stop()
 
 
-async def test_by_latency_the_unknown_come_first_then_the_quickest_and_a_tenth_explores(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_by_latency_the_unknown_come_first_then_the_quickest_and_a_tenth_explores(place: Place) -> None:
     def answers(wait_ms: int) -> ChannelReport:
         report = ChannelReport(ok=20)
         report.first[bisect_left(FIRST_EVENT_MS, wait_ms)] = 20
         return report
 
-    async with services(tmp_path, store_url, with_options(order="latency")) as given:
+    async with services(*place, with_options(order="latency")) as given:
         reports = {"a": answers(900), "b": answers(100), "c": answers(5000)}
         await given.store.channels.sync("another gateway", reports)
         plugin = await started(ModelRouting(), given)

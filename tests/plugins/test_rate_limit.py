@@ -38,7 +38,7 @@ HASTY = msgspec.structs.replace(SETTINGS, store=StoreSettings(timeout=0.5))
 
 
 @pytest.fixture
-async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+async def given(store_url: str, tmp_path: Path) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url, SETTINGS) as given:
         yield given
 
@@ -122,28 +122,36 @@ async def test_a_release_that_was_planned_and_not_sent_is_planned_again(given: S
     await plugin.stop()
 
 
-async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Services, client: Client) -> None:
+async def test_a_slot_is_leased_for_the_longest_request_and_a_minute_and_no_body_is_read(
+    given: Services, client: Client
+) -> None:
     plugin = await started(RateLimit(), given)
     asked = asking()
     await run_request(plugin, asked, given)
+    assert asked.model == "", "there is no limit of tokens"
     expiry = int(await client.call("ZSCORE", SLOTS, asked.id))
     assert abs(expiry - (time.time() + 160) * 1000) < PATIENCE_S * 1000
     await plugin.stop()
 
 
-async def test_the_true_count_of_tokens_replaces_the_estimate(given: Services) -> None:
-    plugin = await started(RateLimit(tokens_per_minute=1000), given)
-    asked = asking(max_tokens=800)
+@pytest.mark.parametrize("of", ["account", "token"])
+async def test_the_true_count_of_tokens_replaces_the_estimate(given: Services, of: str) -> None:
+    plugin = await started(RateLimit(tokens_per_minute=1000 if of == "account" else None), given)
+    own = AccountLimits(tokens_per_minute=1000 if of == "token" else None)
+    asked = asking(of_token=own, max_tokens=800)
     await run_request(plugin, asked, given)
-    refused = await refusal(given, plugin, asking(max_tokens=500))
+    refused = await refusal(given, plugin, asking(of_token=own, max_tokens=500))
     assert (refused.status, refused.code) == (429, "rate_limited")
-    assert "limit of 1000 tokens a minute" in refused.message
+    assert f"Over the {of}'s limit of 1000 tokens a minute" in refused.message
     asked.attempts.append(Attempt("short", "m", usage=Usage(100, 100, "upstream")))
     await run_end(plugin, asked, given)
-    again = asking(max_tokens=500)
+    again = asking(of_token=own, max_tokens=500)
     await run_request(plugin, again, given)
-    remaining = int(again.response_headers["x-ratelimit-remaining-tokens"])
-    assert 250 < remaining < 310
+    assert 250 < int(again.response_headers["x-ratelimit-remaining-tokens"]) < 310
+    refused = await refusal(given, plugin, asking(of_token=own, max_tokens=2000))
+    assert (refused.status, refused.code, refused.should_retry) == (429, "rate_limited", False)
+    assert refused.retry_after_s is None
+    assert f"over the {of}'s limit of 1000 a minute" in refused.message
     await plugin.stop()
 
 
@@ -153,16 +161,6 @@ async def test_a_request_without_usage_counts_no_tokens(given: Services) -> None
         asked = asking(max_tokens=900)
         await run_request(plugin, asked, given)
         await run_end(plugin, asked, given)
-    await plugin.stop()
-
-
-async def test_a_request_larger_than_a_minutes_tokens_should_not_be_retried(given: Services) -> None:
-    plugin = await started(RateLimit(tokens_per_minute=100), given)
-    refused = await refusal(given, plugin, asking(max_tokens=100))
-    assert (refused.status, refused.code) == (429, "rate_limited")
-    assert refused.should_retry is False
-    assert refused.retry_after_s is None
-    assert "over the account's limit of 100" in refused.message
     await plugin.stop()
 
 
@@ -176,14 +174,6 @@ async def test_other_requests_only_count_as_requests(given: Services, client: Cl
         await run_end(plugin, asked, given)
     assert await client.call("EXISTS", SLOTS) == 0
     assert (await refusal(given, plugin, asking(path="/v1/models"))).code == "rate_limited"
-    await plugin.stop()
-
-
-async def test_without_a_limit_of_tokens_the_body_is_not_read(given: Services) -> None:
-    plugin = await started(RateLimit(), given)
-    asked = asking()
-    await run_request(plugin, asked, given)
-    assert asked.model == ""
     await plugin.stop()
 
 
@@ -219,22 +209,6 @@ async def test_a_tokens_limits_apply_in_addition_and_the_refusal_says_so(given: 
     refused = await refusal(given, plugin, asking(of_token=own))
     assert (refused.status, refused.code) == (429, "rate_limited")
     assert "Over the token's limit of 3 requests a minute" in refused.message
-    await plugin.stop()
-
-
-async def test_a_tokens_tokens_are_estimated_and_corrected(given: Services) -> None:
-    plugin = await started(RateLimit(), given)
-    own = AccountLimits(tokens_per_minute=1000)
-    asked = asking(of_token=own, max_tokens=800)
-    await run_request(plugin, asked, given)
-    refused = await refusal(given, plugin, asking(of_token=own, max_tokens=500))
-    assert "Over the token's limit of 1000 tokens a minute" in refused.message
-    asked.attempts.append(Attempt("short", "m", usage=Usage(100, 100, "upstream")))
-    await run_end(plugin, asked, given)
-    await run_request(plugin, asking(of_token=own, max_tokens=500), given)
-    refused = await refusal(given, plugin, asking(of_token=own, max_tokens=2000))
-    assert refused.should_retry is False
-    assert "over the token's limit of 1000 a minute" in refused.message
     await plugin.stop()
 
 

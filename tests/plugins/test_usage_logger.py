@@ -16,7 +16,6 @@ from gateway.base.ids import arrival_ms, utc
 from gateway.config.channel import Channel
 from gateway.config.model import Model
 from gateway.config.schema import Config
-from gateway.store.client.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from gateway.usage.log import FIELD
@@ -31,7 +30,10 @@ SETTINGS = Config(
 
 
 @pytest.fixture
-async def given(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Services]:
+async def given(
+    tmp_path: Path,
+    store_url: str,
+) -> AsyncIterator[Services]:
     async with services(tmp_path, store_url, SETTINGS) as given:
         yield given
 
@@ -257,22 +259,28 @@ async def test_a_wrong_value_on_the_exchange_leaves_no_record_open(
     assert [(line["event"], line["request_id"]) for line in lines] == [("record_incomplete", of.id)]
 
 
+AGENT = "OpenAI/Python 2.54.0"
+
+
 @pytest.mark.parametrize(
-    ("kept", "peer", "expected"),
+    ("kept", "peer", "agent", "expected"),
     [
-        ("full", "192.0.2.77", ("192.0.2.77", "OpenAI/Python 2.54.0")),
-        ("prefix", "192.0.2.77", ("192.0.2.0/24", "OpenAI/Python 2.54.0")),
-        ("prefix", "2001:db8:1:2::7", ("2001:db8:1::/48", "OpenAI/Python 2.54.0")),
-        ("none", "192.0.2.77", ("", "")),
+        ("full", "192.0.2.77", AGENT, ("192.0.2.77", AGENT)),
+        (
+            "full",
+            "192.0.2.77",
+            "tool/1 sk-demo-ee0h3kgy-ipVNfVzKQ9YYKvBJHwDb09UNJmIV",
+            ("192.0.2.77", "tool/1 [hidden]"),
+        ),
+        ("prefix", "192.0.2.77", AGENT, ("192.0.2.0/24", AGENT)),
+        ("prefix", "2001:db8:1:2::7", AGENT, ("2001:db8:1::/48", AGENT)),
+        ("none", "192.0.2.77", AGENT, ("", "")),
     ],
 )
-def test_a_record_has_of_its_caller_what_the_file_says(kept: str, peer: str, expected: tuple[str, str]) -> None:
-    assert caller_of(kept, peer, "OpenAI/Python 2.54.0") == expected
-
-
-def test_no_token_is_kept_as_a_user_agent() -> None:
-    _, agent = caller_of("full", "192.0.2.77", "tool/1 sk-demo-ee0h3kgy-ipVNfVzKQ9YYKvBJHwDb09UNJmIV")
-    assert agent == "tool/1 [hidden]"
+def test_a_record_has_of_its_caller_what_the_file_says_and_no_token(
+    kept: str, peer: str, agent: str, expected: tuple[str, str]
+) -> None:
+    assert caller_of(kept, peer, agent) == expected
 
 
 async def test_a_plugin_notes_tags_in_the_record(given: Services) -> None:

@@ -107,13 +107,6 @@ async def test_a_slow_second_head_times_out(serving: Serving, connect: Connect) 
         assert_error(await slow.answer(), 408, "invalid_request_error", "invalid_request")
 
 
-async def test_a_head_in_several_pieces_is_read(serving: Serving, connect: Connect) -> None:
-    async with serving("head_timeout: 10") as gateway:
-        caller = await connect(gateway)
-        await caller.drip(get("/healthz"), 0.001)
-        assert (await caller.answer()).status == 200
-
-
 async def test_an_idle_connection_is_closed(serving: Serving, connect: Connect) -> None:
     async with serving("idle_timeout: 0.2") as gateway:
         fresh, used = await connect(gateway), await connect(gateway)

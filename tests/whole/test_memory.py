@@ -24,7 +24,6 @@ from gateway.server.body import BodyShare, IncomingBody
 from gateway.server.head import ParsedRequest
 from gateway.server.listener import SEND_BUFFER
 from gateway.server.protocol import ServerProtocol
-from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, wait_until
 from tests.runtime.test_reload import FileReloader
@@ -70,25 +69,16 @@ async def answering(serve: Serve, *, pace_s: float) -> AsyncIterator[Running]:
         yield gateway
 
 
-async def test_streams_are_freed_as_they_end(serve: Serve, garbage: Garbage) -> None:
+async def test_streams_are_freed_as_they_end_and_connections_as_they_close(serve: Serve, garbage: Garbage) -> None:
     async with answering(serve, pace_s=0) as gateway:
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         token = await gateway.token()
-        for _ in range(20):
-            writer.write(chat(token))
-            assert (await read_answer(reader)).status == 200
-        await garbage.assert_none()
-        writer.close()
-
-
-async def test_connections_are_freed_as_they_close(serve: Serve, garbage: Garbage) -> None:
-    async with answering(serve, pace_s=0) as gateway:
-        token = await gateway.token("closing")
-        for _ in range(5):
+        for requests in (20, 2, 2, 2, 2):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            for _ in range(2):
+            for _ in range(requests):
                 writer.write(chat(token))
                 assert (await read_answer(reader)).status == 200
+            if requests == 20:
+                await garbage.assert_none()
             writer.close()
         await connections_closed()
         await garbage.assert_none()
@@ -392,7 +382,7 @@ plugins:
 @NEEDS_OPENSSL
 @pytest.mark.usefixtures("uncollected")
 async def test_reloads_with_other_channels_credentials_and_authorities_leave_no_objects(
-    store_url: str, client: Client, tmp_path: Path, certificates: Path
+    store_url: str, tmp_path: Path, certificates: Path
 ) -> None:
     authorities = tmp_path / "authorities.pem"
     authority = (certificates / "ca.pem").read_bytes()

@@ -30,6 +30,12 @@ from tests.patience import PATIENCE_S, soon
 from tests.records import arrival, end
 
 
+def assert_private(response: ClientResponse) -> None:
+    """Assert that no browser runs, frames or keeps the answer."""
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert (response.headers["X-Content-Type-Options"], response.headers["Cache-Control"]) == ("nosniff", "no-store")
+
+
 # The admin port answers callers with the token, waits for its address, and stops without waiting for its clients.
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "\x80", "sk-mgmt-000000000000-guessed"])
 async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
@@ -39,8 +45,10 @@ async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
     for path in ("/metrics", "/api/v1/usage/live", "/api/v1/usage/summary", "/nothing"):
         async with client.get(path) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (401, "token_invalid")
+            assert_private(response)
     async with client.get("/healthz") as response:
         assert await response.text() == "ok\n"
+        assert_private(response)
 
 
 @pytest.mark.parametrize(

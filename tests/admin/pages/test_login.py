@@ -92,11 +92,11 @@ async def test_a_ticket_is_good_for_ten_minutes(house: House, monkeypatch: pytes
     assert await PlainBrowser(await house.client_of()).enter(ticket) == 403
 
 
-@pytest.mark.parametrize("ticket", ["", "x", "../../etc", "\u2028", "a" * 20_000])
-async def test_what_is_no_ticket_lets_nobody_in(house: House, ticket: str) -> None:
+async def test_what_is_no_ticket_lets_nobody_in(house: House) -> None:
     browser = PlainBrowser(await house.client_of())
-    assert await browser.enter(ticket) == 403
-    assert (await browser.get("/accounts"))[0] == 401
+    for ticket in ("", "x", "../../etc", "\u2028", "a" * 20_000):
+        assert await browser.enter(ticket) == 403, ticket[:20]
+        assert (await browser.get("/accounts"))[0] == 401, ticket[:20]
 
 
 async def test_a_session_lasts_twelve_hours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
