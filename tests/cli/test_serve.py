@@ -53,8 +53,11 @@ async def balance(file: Path) -> int:
 
 
 @ON_LINUX
-async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None:
+async def test_the_demo_listens_soon_prints_what_to_paste_and_streams(tmp_path: Path) -> None:
+    began = time.monotonic()
     async with serving(demo_in(tmp_path)) as served:
+        took_s = time.monotonic() - began
+        assert took_s - kept_waiting_s(served.pid) < 5, "the promise is 1.5 s on an idle machine"
         assert f"curl -iN {served.base_url}/chat/completions" in served.printed
         assert f"Authorization: Bearer {served.token}" in served.printed
         shell = served.printed[served.printed.index("curl") : served.printed.index("Then look")]
@@ -64,14 +67,6 @@ async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None
         assert b"\r\nx-request-id: " in head
         assert out.startswith(b"data: {")
         assert out.endswith(b"data: [DONE]\n\n")
-
-
-@ON_LINUX
-async def test_it_listens_soon_after_its_start(tmp_path: Path) -> None:
-    began = time.monotonic()
-    async with serving(demo_in(tmp_path)) as served:
-        took_s = time.monotonic() - began
-        assert took_s - kept_waiting_s(served.pid) < 5, "the promise is 1.5 s on an idle machine"
 
 
 @ON_LINUX
@@ -175,19 +170,14 @@ async def refusal(file: Path) -> str:
 
 
 @ON_LINUX
-async def test_a_taken_port_is_one_line_on_standard_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("of", "cure"), [("port", "stop it or change `listen:`"), ("upstream", "change `demo.upstream`")]
+)
+async def test_a_taken_port_is_one_line_on_standard_error(tmp_path: Path, of: str, cure: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        message = await refusal(demo_in(tmp_path, port=port))
-    assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; stop it or change `listen:`"
-
-
-@ON_LINUX
-async def test_a_taken_port_of_the_demos_upstream_is_one_line_on_standard_error(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        message = await refusal(demo_in(tmp_path, upstream=port))
-    assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; change `demo.upstream`"
+        message = await refusal(demo_in(tmp_path, **{of: port}))
+    assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; {cure}"
 
 
 @ON_LINUX

@@ -124,30 +124,29 @@ async def test_a_message_passes_byte_for_byte_and_is_charged_once(tmp_path: Path
     assert json.loads(body) == ASKED | {"stream": True}
 
 
-@pytest.mark.parametrize(
-    ("path", "asked", "answer", "operation", "prompt", "micros"),
-    [
-        (MESSAGES, ASKED, MESSAGE, "messages", 10, 50),
-        (MESSAGES, ASKED | {"stream": False}, MESSAGE, "messages", 10, 50),
-        (COUNT, {**ASKED, "max_tokens": 50}, {"input_tokens": 14}, "messages.tokens", 0, 0),
-        (RESPONSES, GIVEN, RESPONSE, "responses", 10, 50),
-        (f"{RESPONSES}/compact", GIVEN, RESPONSE, "responses.compact", 10, 50),
-        (f"{RESPONSES}/input_tokens", GIVEN, {"input_tokens": 14}, "responses.tokens", 0, 0),
-        ("/v1/completions", {"model": "words", "prompt": "a"}, COMPLETION, "completions", 10, 50),
-        ("/v1/rerank", RANKED, VECTORS | {"results": []}, "rerank", 9, 9),
-        ("/v1/moderations", TEXTS, {"results": []}, "moderations", 0, 0),
-        (EMBEDDINGS, TEXTS, VECTORS, "embeddings", 9, 9),
-        (EMBEDDINGS, TEXTS | {"input": [[1, 2], [3]]}, VECTORS | {"usage": {"total_tokens": 9}}, "embeddings", 9, 9),
-        (EMBEDDINGS, TEXTS, {"data": []}, "embeddings", 4, 4),
-    ],
-)
-async def test_an_answer_in_json_passes_byte_for_byte(
-    tmp_path: Path, path: str, asked: dict[str, Any], answer: object, operation: str, prompt: int, micros: int
-) -> None:
-    async with serving(tmp_path, whole(answer)) as (books, _):
-        got = await ask(books.port, post(path, books.token, asked))
-        assert (got.status, got.body) == (200, json.dumps(answer, ensure_ascii=False).encode())
-        assert await charged(books, got) == (operation, "completed", prompt, micros)
+ANSWERED: list[tuple[str, dict[str, Any], object, str, int, int]] = [
+    (MESSAGES, ASKED, MESSAGE, "messages", 10, 50),
+    (MESSAGES, ASKED | {"stream": False}, MESSAGE, "messages", 10, 50),
+    (COUNT, {**ASKED, "max_tokens": 50}, {"input_tokens": 14}, "messages.tokens", 0, 0),
+    (RESPONSES, GIVEN, RESPONSE, "responses", 10, 50),
+    (f"{RESPONSES}/compact", GIVEN, RESPONSE, "responses.compact", 10, 50),
+    (f"{RESPONSES}/input_tokens", GIVEN, {"input_tokens": 14}, "responses.tokens", 0, 0),
+    ("/v1/completions", {"model": "words", "prompt": "a"}, COMPLETION, "completions", 10, 50),
+    ("/v1/rerank", RANKED, VECTORS | {"results": []}, "rerank", 9, 9),
+    ("/v1/moderations", TEXTS, {"results": []}, "moderations", 0, 0),
+    (EMBEDDINGS, TEXTS, VECTORS, "embeddings", 9, 9),
+    (EMBEDDINGS, TEXTS | {"input": [[1, 2], [3]]}, VECTORS | {"usage": {"total_tokens": 9}}, "embeddings", 9, 9),
+    (EMBEDDINGS, TEXTS, {"data": []}, "embeddings", 4, 4),
+]
+
+
+async def test_an_answer_in_json_passes_byte_for_byte(tmp_path: Path) -> None:
+    scripts = [whole(answer) for _, _, answer, *_ in ANSWERED]
+    async with serving(tmp_path, *scripts) as (books, _):
+        for path, asked, answer, operation, prompt, micros in ANSWERED:
+            got = await ask(books.port, post(path, books.token, asked))
+            assert (got.status, got.body) == (200, json.dumps(answer, ensure_ascii=False).encode()), asked
+            assert await charged(books, got) == (operation, "completed", prompt, micros), asked
 
 
 ENDINGS: dict[str, tuple[list[Step], bytes, str, int]] = {

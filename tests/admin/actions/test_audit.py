@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,12 +16,13 @@ from gateway.admin.actions.audit_log import CALLERS, OPERATORS, AuditLog, Stored
 from gateway.admin.actions.local import LocalClient
 from gateway.admin.actions.management_tokens import NewManagementToken
 from gateway.admin.actions.money import NewCredit
-from gateway.admin.actions.tokens import NewToken
+from gateway.admin.actions.tokens import NewToken, Rotation
 from gateway.base.errors import GatewayError, StoreAway
 from gateway.store.client.client import Client
 from gateway.store.pepper import VARIABLE
 
 ASKED = ("actor", "test", "operation", "accounts.close")
+SOON = datetime.now(UTC) + timedelta(hours=1)
 
 
 @pytest.fixture(autouse=True)
@@ -160,15 +162,17 @@ async def test_entries_are_selected_by_who_what_and_when(local_client: LocalClie
 async def test_no_entry_has_the_text_of_a_token_and_long_values_are_left_out(local_client: LocalClient) -> None:
     await accounts.create(local_client, body=NewAccount("alice", models=("m" * 250,) * 30))
     made = await tokens.create(local_client, "alice", body=NewToken())
+    rotated = await tokens.rotate(local_client, made.id, body=Rotation(overlap_s=0, expires_at=SOON))
     managing = await management_tokens.create(local_client, body=NewManagementToken("shop", (Scope.READ,)))
     found = await entries(local_client)
-    assert found[2].body == "(left out: too long)"
+    assert found[3].body == "(left out: too long)"
     text = msgspec.json.encode(found).decode()
-    assert made.token is not None
-    assert managing.token is not None
-    assert made.token not in text
-    assert managing.token not in text
+    text += repr(await local_client.store.client.call("XRANGE", audit_log.KEY, "-", "+"))
     assert made.id in text
+    for each in (made, rotated, managing):
+        assert each.token is not None
+        assert each.token not in text
+        assert each.token[-28:] not in text
 
 
 async def test_the_log_keeps_the_newest_lines_that_fit(
