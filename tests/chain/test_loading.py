@@ -359,9 +359,7 @@ def test_the_cost_beyond_a_hold_counts_once_for_each_hold(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("message", "times"),
     [
-        ('{"role":""}', 1),
-        ('{"role":"","content":"<"}', 1),
-        ('{"role":"x","content":[PARTS]}', 9),
+        *(('{"role":""}', 1), ('{"role":"","content":"<"}', 1), ('{"role":"x","content":[PARTS]}', 9)),
         ('{"role":"x","content":[{"type":"image","content":[PARTS]}]}', 4),
     ],
 )

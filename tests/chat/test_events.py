@@ -106,9 +106,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")])
 
 EMPTY: list[dict[str, Any]] = [
     {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
-    {"id": "chatcmpl-1", "choices": [], "usage": None},
-    {"choices": None},
-    {"type": "ping"},
+    *({"id": "chatcmpl-1", "choices": [], "usage": None}, {"choices": None}, {"type": "ping"}),
 ]
 
 
@@ -318,10 +316,7 @@ def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
 # What one call takes
 
 PARSED = [
-    b'data: {"usage":{}}\n\n',
-    b"data: {}\n\n",
-    b"event: ping\n\n",
-    b"\r\r",
+    *(b'data: {"usage":{}}\n\n', b"data: {}\n\n", b"event: ping\n\n", b"\r\r"),
     event(text("a")).replace(b"\n", b"\r"),
 ]
 RUNS = [b":\n\n", b": ping\r\n\r\n", b"\n\n", b"\r\n\r\n", event(text("a")), event(text("a")).replace(b"\n", b"\r\n")]

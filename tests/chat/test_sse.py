@@ -13,17 +13,8 @@ from gateway.chat.sse import completion_id, id_text, parse_event, plain_events, 
 
 LINES = st.sampled_from(
     [
-        b"data: {}",
-        b"data:{}",
-        b"data",
-        b"data: a b \t",
-        b"event: error",
-        b"error: x",
-        b": comment",
-        b"",
-        b"id: 7",
-        b"\xff",
-        b"dataset: 1",
+        *(b"data: {}", b"data:{}", b"data", b"data: a b \t", b"event: error", b"error: x", b": comment", b""),
+        *(b"id: 7", b"\xff", b"dataset: 1"),
     ]
 )
 
@@ -59,25 +50,14 @@ def test_the_fields_of_an_event_are_those_of_its_lines(
 
 PLAIN = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}],"usage":null}\n\n'
 ODD = [
-    b'data: {"choices":[{"finish_reason":"stop"}]}\n\n',
-    b'data: {"choices":[{"finish_reason" :null}]}\n\n',
-    b'data: {"choices":[],"usage":{}}\n\n',
-    b'data: {"choices":[],"usage":nul',
-    b'data: {"choices":[],"usage"\n\n',
-    b'data: {"error":{},"choices":[]}\n\n',
-    b'data: {"choices":[],"prompt_filter_results":[]}\n\n',
-    b'data: {"choices":[ {"delta":{}}]}\n\n',
-    b'data: {"choices":[],"other":{"choices":[{}]}}\n\n',
-    b'data: {"message":"an error without choices"}\n\n',
-    b'data: {"choices":[],"other":{"choices":[]}}\n\n',
-    b'data:{"choices":[]}\n\n',
-    b'data: {"choices":[]}\ndata: \n\n',
-    b'event: x\ndata: {"choices":[]}\n\n',
-    b"data: [DONE]\n\n",
-    b": comment\n\n",
-    b"\n",
-    b"data: {\n\n",
-    b'"',
+    *(b'data: {"choices":[{"finish_reason":"stop"}]}\n\n', b'data: {"choices":[{"finish_reason" :null}]}\n\n'),
+    *(b'data: {"choices":[],"usage":{}}\n\n', b'data: {"choices":[],"usage":nul'),
+    *(b'data: {"choices":[],"usage"\n\n', b'data: {"error":{},"choices":[]}\n\n'),
+    *(b'data: {"choices":[],"prompt_filter_results":[]}\n\n', b'data: {"choices":[ {"delta":{}}]}\n\n'),
+    *(b'data: {"choices":[],"other":{"choices":[{}]}}\n\n', b'data: {"message":"an error without choices"}\n\n'),
+    *(b'data: {"choices":[],"other":{"choices":[]}}\n\n', b'data:{"choices":[]}\n\n'),
+    *(b'data: {"choices":[]}\ndata: \n\n', b'event: x\ndata: {"choices":[]}\n\n', b"data: [DONE]\n\n"),
+    *(b": comment\n\n", b"\n", b"data: {\n\n", b'"'),
 ]
 
 
@@ -145,10 +125,7 @@ CALL = b'"choices":[{"delta":{"tool_calls":[{"id":"call_1"}]}}]'
         (b'data: {"id":"a b",' + ROLE + b"}\n\n", ""),
         (b'data: {"id":"\\u0000",' + ROLE + b"}\n\n", ""),
         ('data: {"id":"ü",'.encode() + ROLE + b"}\n\n", ""),
-        (b"data: [DONE]\n\n", ""),
-        (b"data: {\n\n", ""),
-        (b": nothing\n\n", ""),
-        (b"", ""),
+        *((b"data: [DONE]\n\n", ""), (b"data: {\n\n", ""), (b": nothing\n\n", ""), (b"", "")),
     ],
 )
 def test_the_id_of_a_completion_is_read_from_its_first_event(events: bytes, expected: str) -> None:
@@ -159,19 +136,14 @@ def test_the_id_of_a_completion_is_read_from_its_first_event(events: bytes, expe
     ("data", "empty", "only_usage"),
     [
         (b'{"choices":[],"created":0,"id":"","model":"","object":"","prompt_filter_results":[]}', True, False),
-        (b'{"id":"c","choices":[]}', True, False),
-        (b'{"choices": [ ]}', True, False),
-        (b'{"choices":null}', True, False),
-        (b'{"id":"c"}', True, False),
-        (b'{"choices":[],"usage":null}', True, False),
-        (b'{"choices":[],"usage":{}}', True, True),
+        *((b'{"id":"c","choices":[]}', True, False), (b'{"choices": [ ]}', True, False)),
+        *((b'{"choices":null}', True, False), (b'{"id":"c"}', True, False)),
+        *((b'{"choices":[],"usage":null}', True, False), (b'{"choices":[],"usage":{}}', True, True)),
         (b'{"choices":[],"x_groq":{"usage":{"prompt_tokens":1,"completion_tokens":1}}}', True, True),
         (b'{"choices":[],"usage":{"prompt_tokens":1}}', True, True),
         (b'{"delta":{},"usage":{"prompt_tokens":1}}', False, False),
         (b'{"choices":[{}],"usage":{"prompt_tokens":1}}', False, False),
-        (b'{"choices":[null]}', False, False),
-        (b'{"choices":{}}', False, False),
-        (b"[]", False, False),
+        *((b'{"choices":[null]}', False, False), (b'{"choices":{}}', False, False), (b"[]", False, False)),
         (b"nonsense", False, False),
         (b"{" + ROLE + b"}", False, False),
         (b'{"choices": [{"delta":{"content":"a"}}]}', False, False),

@@ -53,17 +53,8 @@ def assert_read_alike(pieces: Iterable[bytes], **settings: Any) -> EventStream:
 
 
 TELLING = (
-    "error",
-    "usage",
-    "finish_reason",
-    '"error"',
-    '"usage":{"prompt_tokens":3}',
-    "\\",
-    '\\"',
-    "\n",
-    "\r",
-    "\u2028",
-    "ü",
+    *("error", "usage", "finish_reason", '"error"', '"usage":{"prompt_tokens":3}', "\\", '\\"', "\n", "\r"),
+    *("\u2028", "ü"),
 )
 TEXTS = st.one_of(
     st.text("ab ", max_size=8), st.sampled_from(TELLING), st.lists(st.sampled_from(TELLING), max_size=3).map("".join)
@@ -80,9 +71,7 @@ EVENTS = st.one_of(
     st.builds(lambda size: event("a" * size), st.integers(LIMIT - 120, LIMIT + 20)),
     st.sampled_from(
         (
-            b"data: [DONE]\n\n",
-            b": comment\n\n",
-            b'data: {"error":{"message":"no"}}\n\n',
+            *(b"data: [DONE]\n\n", b": comment\n\n", b'data: {"error":{"message":"no"}}\n\n'),
             b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n',
         )
     ),

@@ -120,21 +120,7 @@ def test_done_is_final_whatever_the_choices() -> None:
 
 # The estimate of output tokens: how far off it is, for streams of many shapes, and that it does not depend on reads.
 WORDS = [
-    "",
-    "the",
-    "a",
-    "of",
-    "to",
-    "and",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dogs",
-    ".",
-    ",",
+    *("", "the", "a", "of", "to", "and", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", ".", ","),
     "international",
 ]
 ROLE = event(chunk({"role": "assistant", "content": ""}))

@@ -44,10 +44,8 @@ def configured(
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        ("account create al", "refused"),
-        ("account create alice", "exists"),
-        ("account create bob --group nowhere", "not_found"),
-        ("account show nobody", "not_found"),
+        *(("account create al", "refused"), ("account create alice", "exists")),
+        *(("account create bob --group nowhere", "not_found"), ("account show nobody", "not_found")),
         ("account credit alice 7 --transaction opening-alice", "conflict"),
         ("account credit nobody 7 --transaction one", "not_found"),
         ("token create nobody", "not_found"),
@@ -96,12 +94,7 @@ TOKEN = "sk-alice-1a2b3c4d-9f8e7d6c5b4a39281706f5e4d3c2"
     "command",
     [
         *(
-            "account show",
-            "account credit alice",
-            "verify",
-            "channels disable",
-            "gateways forget",
-            "trace",
+            *("account show", "account credit alice", "verify", "channels disable", "gateways forget", "trace"),
             "usage show",
         ),
         *("usage list --from", "usage list --outcome", "usage summary --by", "", "account", "--", "token delete"),

@@ -16,30 +16,13 @@ FILE = (
 )
 ID = "01a1fccb-1807-7197-9f1b-61a58aba6c92"
 NEED_A_STORE = (
-    ["channels"],
-    ["channels", "disable", "up"],
-    ["account", "create", "acme"],
-    ["account", "list"],
-    ["account", "credit", "acme", "5", "--transaction", "t"],
-    ["token", "create", "acme"],
-    ["token", "list", "acme"],
-    ["pepper", "show"],
-    ["pepper", "rotate"],
-    ["pepper", "rotate", "--lost", "--yes"],
-    ["usage", "list"],
-    ["usage", "show", ID],
-    ["usage", "tail"],
-    ["usage", "summary"],
-    ["usage", "export"],
-    ["trace", ID],
-    ["verify"],
-    ["gateways", "list"],
-    ["admin", "link"],
-    ["audit", "list"],
-    ["management-tokens", "list"],
-    ["account", "ledger", "acme"],
-    ["token", "rotate", "acme-1a2b3c4d", "--overlap", "24h"],
-    ["explain", "--token", "x", "--model", "m"],
+    *(["channels"], ["channels", "disable", "up"], ["account", "create", "acme"], ["account", "list"]),
+    *(["account", "credit", "acme", "5", "--transaction", "t"], ["token", "create", "acme"]),
+    *(["token", "list", "acme"], ["pepper", "show"], ["pepper", "rotate"]),
+    *(["pepper", "rotate", "--lost", "--yes"], ["usage", "list"], ["usage", "show", ID], ["usage", "tail"]),
+    *(["usage", "summary"], ["usage", "export"], ["trace", ID], ["verify"], ["gateways", "list"]),
+    *(["admin", "link"], ["audit", "list"], ["management-tokens", "list"], ["account", "ledger", "acme"]),
+    *(["token", "rotate", "acme-1a2b3c4d", "--overlap", "24h"], ["explain", "--token", "x", "--model", "m"]),
 )
 NEED_NONE = (["check"],)
 

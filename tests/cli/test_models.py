@@ -23,13 +23,9 @@ KEY = "canary-key-0123456789"
 LIST: dict[str, Any] = {
     "object": "list",
     "data": [
-        {"id": "org/llama-3.1:8b", "max_model_len": 8192},
-        {"id": "known", "context_length": 100},
-        {"id": "yes", "meta": {"n_ctx_train": 4096}},
-        {"id": "plain", "max_model_len": "many"},
-        {"id": "a\nb"},
-        {"no": "id"},
-        7,
+        *({"id": "org/llama-3.1:8b", "max_model_len": 8192}, {"id": "known", "context_length": 100}),
+        *({"id": "yes", "meta": {"n_ctx_train": 4096}}, {"id": "plain", "max_model_len": "many"}, {"id": "a\nb"}),
+        *({"no": "id"}, 7),
     ],
 }
 

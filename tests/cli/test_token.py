@@ -185,10 +185,8 @@ def test_budgets_and_limits_of_a_token_are_stored_listed_and_changed() -> None:
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("--budget=hour=1", "names no window"),
-        ("--budget=day=-1", "give more than 0"),
-        ("--budget=day=nan", "is not an amount"),
-        ("--budget=day=0.0000001", "at most six decimals"),
+        *(("--budget=hour=1", "names no window"), ("--budget=day=-1", "give more than 0")),
+        *(("--budget=day=nan", "is not an amount"), ("--budget=day=0.0000001", "at most six decimals")),
         ("--concurrent=-1", "--concurrent"),
         ("--requests-per-minute=100000001", "--requests-per-minute"),
     ],

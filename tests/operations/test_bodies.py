@@ -90,9 +90,7 @@ def test_a_message_is_sent_as_it_came_with_the_name_of_the_model_there() -> None
         *[
             ({name: value}, name, "unpriced_option")
             for name, value in (
-                ("speed", "fast"),
-                ("inference_geo", "us"),
-                ("container", "c_1"),
+                *(("speed", "fast"), ("inference_geo", "us"), ("container", "c_1")),
                 ("mcp_servers", [{"url": "http://x"}]),
                 ("service_tier", "priority"),
                 ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
@@ -199,18 +197,8 @@ def test_an_input_is_text_or_token_ids(given: Any) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        None,
-        "",
-        [],
-        [[]],
-        7,
-        {"text": "a"},
-        [{"image": "http://x"}],
-        ["a", {"text": "b"}],
-        ["a", 1],
-        [[1, "a"]],
-        [1.5],
-        [-1],
+        *(None, "", [], [[]], 7, {"text": "a"}, [{"image": "http://x"}], ["a", {"text": "b"}], ["a", 1]),
+        *([[1, "a"]], [1.5], [-1]),
     ],
 )
 def test_any_other_input_is_refused(given: Any) -> None:

@@ -178,9 +178,7 @@ HUGE = 10**30
         {"usage": {f"field{number}": number for number in range(5000)}},
         {"delta": "text"},
         {"delta": {"text": None, "thinking": 7, "stop_reason": None}},
-        {"message": []},
-        {"message": {"id": 7, "usage": 7}},
-        {"type": 7},
+        *({"message": []}, {"message": {"id": 7, "usage": 7}}, {"type": 7}),
     ],
 )
 def test_an_event_of_another_form_ends_nothing(odd: Told) -> None:

@@ -564,25 +564,19 @@ async def end(berlin: Services, plugin: Quota, asked: Exchange, *usages: Usage) 
     ("owner", "kind", "ends_ms", "message"),
     [
         (
-            "account",
-            "month",
-            MIDNIGHT_MS,
+            *("account", "month", MIDNIGHT_MS),
             "The account's budget of the month does not cover the most that this request can cost, beside what is spent and "
             "requests in progress: that is 0.000004, and 0.000003 is left. It resets at 2026-12-01T00:00:00+01:00. Ask for a "
             "larger one, or lower max_tokens to 33.",
         ),
         (
-            "token",
-            "total",
-            None,
+            *("token", "total", None),
             "The token's total budget does not cover the most that this request can cost, beside what is spent and requests "
             "in progress: that is 0.000004, and 0.000003 is left. It does not reset. Ask for a larger one, or lower "
             "max_tokens to 33.",
         ),
         (
-            "token",
-            "requests",
-            MIDNIGHT_MS,
+            *("token", "requests", MIDNIGHT_MS),
             "The token's budget of requests a day is used up, with the requests in progress. It resets at "
             "2026-12-01T00:00:00+01:00. Ask for a larger one.",
         ),

@@ -267,9 +267,7 @@ AGENT = "OpenAI/Python 2.54.0"
     [
         ("full", "192.0.2.77", AGENT, ("192.0.2.77", AGENT)),
         (
-            "full",
-            "192.0.2.77",
-            "tool/1 sk-demo-ee0h3kgy-ipVNfVzKQ9YYKvBJHwDb09UNJmIV",
+            *("full", "192.0.2.77", "tool/1 sk-demo-ee0h3kgy-ipVNfVzKQ9YYKvBJHwDb09UNJmIV"),
             ("192.0.2.77", "tool/1 [hidden]"),
         ),
         ("prefix", "192.0.2.77", AGENT, ("192.0.2.0/24", AGENT)),

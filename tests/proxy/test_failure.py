@@ -43,10 +43,7 @@ def test_a_callers_mistake_is_passed_on_and_final(status: int) -> None:
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ({"Content-Type": "text/html"}, b"<p>page"),
-        (JSON, b"{"),
-        (JSON, b"[]"),
-        (JSON, b'{"error": {}}'),
+        *(({"Content-Type": "text/html"}, b"<p>page"), (JSON, b"{"), (JSON, b"[]"), (JSON, b'{"error": {}}')),
         (JSON, b'{"error": {"message": 5}}'),
         (JSON, b"[" * 100_000),
     ],
@@ -63,9 +60,7 @@ def test_a_callers_mistake_without_a_usable_message_keeps_its_status(
 
 QUOTA = [
     {"code": "insufficient_quota", "type": "insufficient_quota"},
-    {"code": "billing_hard_limit_reached"},
-    {"type": "exceeded_current_quota_error"},
-    {"code": "1113"},
+    *({"code": "billing_hard_limit_reached"}, {"type": "exceeded_current_quota_error"}, {"code": "1113"}),
 ]
 SPENT = [
     *((429, error) for error in QUOTA),
@@ -184,11 +179,8 @@ def test_a_prompt_that_is_too_long_may_be_served_by_another_model(status: int, e
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (400, "max_tokens is too large"),
-        (422, "messages is too short"),
-        (404, "no such model"),
-        (403, "flagged"),
-        (413, ""),
+        *((400, "max_tokens is too large"), (422, "messages is too short"), (404, "no such model")),
+        *((403, "flagged"), (413, "")),
     ],
 )
 def test_no_other_model_serves_what_an_upstream_has_judged(status: int, message: str) -> None:
@@ -225,18 +217,10 @@ def test_the_upstreams_advice_is_passed_on(status: int, advice: str, should_retr
 @pytest.mark.parametrize(
     ("status", "header", "cool_s"),
     [
-        (429, "7", 7),
-        (429, "", 0),
-        (429, "3600", 3600),
-        (429, "-1", 0),
-        (429, "1e9", 0),
+        *((429, "7", 7), (429, "", 0), (429, "3600", 3600), (429, "-1", 0), (429, "1e9", 0)),
         (429, "9" * 400, 0),
-        (429, "Wed, 21 Oct 2026 07:28:00 GMT", 0),
-        (529, "", 0),
-        (529, "3", 3),
-        (503, "30", 30),
-        (503, "", None),
-        (500, "", None),
+        *((429, "Wed, 21 Oct 2026 07:28:00 GMT", 0), (529, "", 0), (529, "3", 3), (503, "30", 30)),
+        *((503, "", None), (500, "", None)),
     ],
 )
 def test_the_cool_down_follows_status_and_retry_after(status: int, header: str, cool_s: float | None) -> None:
@@ -266,17 +250,12 @@ LATER = "Wed, 21 Oct 2026 07:29:30 GMT"
 @pytest.mark.parametrize(
     ("headers", "wait_s"),
     [
-        ({}, None),
-        ({"retry-after": "7"}, 7),
-        ({"Retry-After": "0.25"}, 0.25),
-        ({"Retry-After": " 7 "}, 7),
+        *(({}, None), ({"retry-after": "7"}, 7), ({"Retry-After": "0.25"}, 0.25), ({"Retry-After": " 7 "}, 7)),
         ({"Retry-After": "7", "Retry-After-Ms": "1500"}, 1.5),
         ({"Retry-After": "7", "retry-after-ms": "soon"}, 7),
         *(({"Retry-After": text}, None) for text in ("-1", "1e9", "\u0667", "nan", "inf", "9" * 400, "soon", "7 s")),
-        ({"Retry-After": LATER, "Date": DATE}, 90),
-        ({"Retry-After": DATE, "Date": LATER}, 0),
-        ({"Retry-After": LATER}, None),
-        ({"Retry-After": LATER, "Date": "today"}, None),
+        *(({"Retry-After": LATER, "Date": DATE}, 90), ({"Retry-After": DATE, "Date": LATER}, 0)),
+        *(({"Retry-After": LATER}, None), ({"Retry-After": LATER, "Date": "today"}, None)),
         ({"Retry-After": LATER.removesuffix(" GMT"), "Date": DATE}, None),
     ],
 )
@@ -290,11 +269,7 @@ def test_the_wait(headers: dict[str, str], wait_s: float | None) -> None:
     [
         ("req_7f3a", "req_7f3a"),
         ("x" * 500, "x" * 128),
-        ("", ""),
-        ("two words", ""),
-        ("t\tab", ""),
-        ("ü", ""),
-        ("\x1b[31m", ""),
+        *(("", ""), ("two words", ""), ("t\tab", ""), ("ü", ""), ("\x1b[31m", "")),
     ],
 )
 def test_an_id_is_visible_ascii_of_bounded_length(value: str, kept: str) -> None:

@@ -95,25 +95,12 @@ async def test_a_connection_with_bytes_behind_the_answer_carries_no_other_reques
 # A head that is read without the parser says what the parser reads of it.
 NAMES = (
     *(
-        "Transfer-Encoding",
-        "transfer-encoding",
-        "x-ratelimit-limit",
-        "Content-Length",
-        "Content-Type",
+        *("Transfer-Encoding", "transfer-encoding", "x-ratelimit-limit", "Content-Length", "Content-Type"),
         "Content-Encoding",
     ),
     *(
-        "Connection",
-        "Trailer",
-        "Upgrade",
-        "X-Request-Id",
-        "request-id",
-        "Server",
-        "CF-RAY",
-        "x-1",
-        "a_b",
-        "bad name",
-        "",
+        *("Connection", "Trailer", "Upgrade", "X-Request-Id", "request-id", "Server", "CF-RAY", "x-1", "a_b"),
+        *("bad name", ""),
     ),
 )
 VALUES = (
@@ -127,10 +114,7 @@ LINES = st.builds(
 )
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 STARTS = (b"HTTP/1.1 200 OK\r\n",) * 6 + (
-    b"HTTP/1.0 200 OK\r\n",
-    b"HTTP/1.1 200 \r\n",
-    b"HTTP/1.1 204 No\r\n",
-    b"HTTP/1.1 200 O\n",
+    *(b"HTTP/1.0 200 OK\r\n", b"HTTP/1.1 200 \r\n", b"HTTP/1.1 204 No\r\n", b"HTTP/1.1 200 O\n"),
 )
 
 

@@ -21,30 +21,11 @@ MORE_NAMES = (
     b"Trailer Keep-Alive Proxy-Connection Sec-WebSocket-Key1 Content-Encoding Origin traceparent X-Client-Request-Id"
 )
 VALUES = (
-    b"",
-    b"1",
-    b"keep-alive",
-    b"close",
-    b"chunked",
-    b"a b",
-    b"\xe9",
-    b"a\tb",
-    b"gzip",
-    b"100-continue",
-    b"0x5",
-    b"+5",
-    b" 5 ",
+    *(b"", b"1", b"keep-alive", b"close", b"chunked", b"a b", b"\xe9", b"a\tb", b"gzip", b"100-continue", b"0x5"),
+    *(b"+5", b" 5 "),
 )
 PATHS = (
-    b"/v1/chat/completions",
-    b"/a?b=c",
-    b"//x",
-    b"/%zz",
-    b"/a#b",
-    b"/\xe9",
-    b"/a b",
-    b"/",
-    b"*",
+    *(b"/v1/chat/completions", b"/a?b=c", b"//x", b"/%zz", b"/a#b", b"/\xe9", b"/a b", b"/", b"*"),
     b"/" + b"x" * MAX_LINE,
 )
 BYTES = (b"", b"\r", b"\n", b" ", b":", b"\0", b"\r\n", b"\t", b"\xff")

@@ -86,25 +86,9 @@ def _framing() -> list[Case]:
         refused("no length and no encoding", post(body=b""), 400, "invalid_json"),
     ]
     lengths = [
-        b"-1",
-        b"+76",
-        b"0x4c",
-        b"7_6",
-        b"7 6",
-        b"76,76",
-        b"76, 76",
-        b"76;",
-        b"1e2",
-        b"76.0",
-        b"\xd9\xa7\xd9\xa6",
-        b"18446744073709551616",
-        b"99999999999999999999999999",
-        b"",
-        b"abc",
-        b"76\x00",
-        b"\x0b76",
-        b"NaN",
-        b'"76"',
+        *(b"-1", b"+76", b"0x4c", b"7_6", b"7 6", b"76,76", b"76, 76", b"76;", b"1e2", b"76.0"),
+        *(b"\xd9\xa7\xd9\xa6", b"18446744073709551616", b"99999999999999999999999999", b"", b"abc", b"76\x00"),
+        *(b"\x0b76", b"NaN", b'"76"'),
     ]
     cases += [broken(f"length {value!r}", post(b"Content-Length: " + value)) for value in lengths]
     cases += [
@@ -116,27 +100,9 @@ def _framing() -> list[Case]:
         broken("length with a tab before the colon", post(LENGTH.replace(b":", b"\t:"))),
     ]
     encodings = [
-        b"chunked, chunked",
-        b"chunked,identity",
-        b"chunked, gzip",
-        b"gzip",
-        b"identity",
-        b"xchunked",
-        b"chunkedx",
-        b"chunked;q=1",
-        b"chun ked",
-        b'"chunked"',
-        b"chunked\x00",
-        b"\x0bchunked",
-        b"chunked\x0b",
-        b"chunked,",
-        b"",
-        b"cow",
-        b"deflate",
-        b"x",
-        b"chunked\xa0",
-        b"\xc3\xa7hunked",
-        b"chunke\xc4\x91",
+        *(b"chunked, chunked", b"chunked,identity", b"chunked, gzip", b"gzip", b"identity", b"xchunked"),
+        *(b"chunkedx", b"chunked;q=1", b"chun ked", b'"chunked"', b"chunked\x00", b"\x0bchunked", b"chunked\x0b"),
+        *(b"chunked,", b"", b"cow", b"deflate", b"x", b"chunked\xa0", b"\xc3\xa7hunked", b"chunke\xc4\x91"),
         b"chunked, identity, chunked",
     ]
     cases += [broken(f"encoding {value!r}", post(b"Transfer-Encoding: " + value, body=CHUNKS)) for value in encodings]
@@ -324,18 +290,8 @@ def _methods() -> list[Case]:
             "method_not_allowed",
         )
         for method in (
-            "GET",
-            "PUT",
-            "DELETE",
-            "PATCH",
-            "OPTIONS",
-            "TRACE",
-            "PROPFIND",
-            "PURGE",
-            "SEARCH",
-            "LOCK",
-            "M-SEARCH",
-            "UNSUBSCRIBE",
+            *("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "PURGE", "SEARCH", "LOCK"),
+            *("M-SEARCH", "UNSUBSCRIBE"),
         )
     ]
     cases += [
@@ -425,24 +381,15 @@ def _headers() -> list[Case]:
         "forged Forwarded": (b"Forwarded: for=127.0.0.1;host=evil",),
         "forged X-Real-IP": (b"X-Real-IP: 127.0.0.1", b"True-Client-IP: 127.0.0.1", b"CF-Connecting-IP: 127.0.0.1"),
         "forged identity": (
-            b"X-User: admin",
-            b"X-Account: other",
-            b"X-Token-Id: other",
-            b"X-Group: vip",
-            b"Remote-User: root",
+            *(b"X-User: admin", b"X-Account: other", b"X-Token-Id: other", b"X-Group: vip", b"Remote-User: root"),
         ),
         "names with underscores": (
-            b"X_Forwarded_For: 127.0.0.1",
-            b"Content_Length: 3",
-            b"X_User: admin",
-            b"Authorization_: Bearer x",
+            *(b"X_Forwarded_For: 127.0.0.1", b"Content_Length: 3", b"X_User: admin", b"Authorization_: Bearer x"),
         ),
         "another credential": (b"Api-Key: sk-x", b"Proxy-Authorization: Basic eDp5", b"OpenAI-Organization: org"),
         "a forged request id": (b"X-Request-Id: forged",),
         "a method override": (
-            b"X-HTTP-Method-Override: DELETE",
-            b"X-Method-Override: GET",
-            b"X-Original-URL: /v1/account",
+            *(b"X-HTTP-Method-Override: DELETE", b"X-Method-Override: GET", b"X-Original-URL: /v1/account"),
             b"X-Rewrite-URL: /admin",
         ),
         "TE and Trailer": (b"TE: trailers, gzip", b"Trailer: Authorization"),
@@ -505,29 +452,12 @@ def _headers() -> list[Case]:
 
 def _encodings() -> list[Case]:
     coded = [
-        b"gzip",
-        b"br",
-        b"zstd",
-        b"deflate",
-        b"compress",
-        b"x-gzip",
-        b"identity, gzip",
-        b"gzip, identity",
-        b"GZIP",
-        b"aes128gcm",
-        b"\xff",
-        b"nonsense",
+        *(b"gzip", b"br", b"zstd", b"deflate", b"compress", b"x-gzip", b"identity, gzip", b"gzip, identity"),
+        *(b"GZIP", b"aes128gcm", b"\xff", b"nonsense"),
     ]
     kinds = [
-        b"text/plain",
-        b"application/x-www-form-urlencoded",
-        b"multipart/form-data; boundary=x",
-        b"application/xml",
-        b"application/jsonx",
-        b"text/json",
-        b"*/*",
-        b"\xff",
-        b"application/json-seq",
+        *(b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data; boundary=x"),
+        *(b"application/xml", b"application/jsonx", b"text/json", b"*/*", b"\xff", b"application/json-seq"),
     ]
     cases = [
         refused(
@@ -577,13 +507,8 @@ def _paths() -> list[Case]:
         for path in unknown
     ]
     strange = [
-        "http:/v1/chat/completions",
-        "gateway/v1/chat/completions",
-        "gateway:80",
-        "*x",
-        "?",
-        "v1/chat/completions",
-        ":80/v1",
+        *("http:/v1/chat/completions", "gateway/v1/chat/completions", "gateway:80", "*x", "?"),
+        *("v1/chat/completions", ":80/v1"),
     ]
     cases += [broken(f"target {target}", post(LENGTH, start=f"POST {target} HTTP/1.1".encode())) for target in strange]
     cases += [
@@ -596,15 +521,9 @@ def _paths() -> list[Case]:
         served("a query with slashes", post(LENGTH, start=CHAT.replace(b" H", b"?/../..//v1/v1?? H"))),
     ]
     ids = [
-        "%00",
-        "..",
-        "../../account",
+        *("%00", "..", "../../account"),
         "x" * 4000,
-        "%0d%0aSet-Cookie:%20a=b",
-        "*",
-        "{tester}",
-        "words/../other",
-        "a:b/c",
+        *("%0d%0aSet-Cookie:%20a=b", "*", "{tester}", "words/../other", "a:b/c"),
     ]
     cases += [
         refused(

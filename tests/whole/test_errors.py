@@ -98,10 +98,8 @@ async def test_a_gateway_that_closes_refuses_requests(gateway: Running) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("GET", "/v1/chat/completions", "POST"),
-        ("DELETE", "/v1/models", "GET"),
-        ("PUT", "/v1/requests/1", "GET"),
-        ("POST", "/v1/requests", "GET"),
+        *(("GET", "/v1/chat/completions", "POST"), ("DELETE", "/v1/models", "GET")),
+        *(("PUT", "/v1/requests/1", "GET"), ("POST", "/v1/requests", "GET")),
         ("DELETE", "/v1/account/ledger", "GET"),
     ],
 )

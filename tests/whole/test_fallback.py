@@ -157,12 +157,8 @@ async def test_where_the_other_fails_too_the_request_is_one_of_the_model_that_wa
 @pytest.mark.parametrize(
     ("asked", "other", "credit", "served"),
     [
-        ("dear", "cheap", 1_000_000, True),
-        ("cheap", "dear", 1_000_000, True),
-        ("cheap", "dear", 600, False),
-        ("free", "dear", 1_000_000, True),
-        ("free", "dear", 10, False),
-        ("dear", "free", 1_000_000, True),
+        *(("dear", "cheap", 1_000_000, True), ("cheap", "dear", 1_000_000, True), ("cheap", "dear", 600, False)),
+        *(("free", "dear", 1_000_000, True), ("free", "dear", 10, False), ("dear", "free", 1_000_000, True)),
     ],
 )
 async def test_it_is_called_only_where_the_balance_covers_its_price(

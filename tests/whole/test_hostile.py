@@ -38,15 +38,8 @@ from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 HEADERS_UPSTREAM = {
-    "host",
-    "authorization",
-    "content-type",
-    "content-length",
-    "accept",
-    "accept-encoding",
-    "user-agent",
-    "traceparent",
-    "tracestate",
+    *("host", "authorization", "content-type", "content-length", "accept", "accept-encoding", "user-agent"),
+    *("traceparent", "tracestate"),
 }
 CONNECTIONS = 8
 ERROR_SHAPE = {"message", "type", "param", "code", "request_id"}

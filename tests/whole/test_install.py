@@ -18,14 +18,7 @@ from gateway.base import compiled
 
 ROOT = compiled.ROOT
 FILES = (
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "deploy",
-    "LICENSE",
-    ".gitignore",
-    "gateway",
-    "plugins",
+    *("pyproject.toml", "README.md", "CHANGELOG.md", "deploy", "LICENSE", ".gitignore", "gateway", "plugins"),
     "config",
 )
 FEW = ("gateway.chat.sse", "gateway.chat.tokens", "gateway.chat.usage", "gateway.chat.events")

@@ -332,13 +332,7 @@ __all__ = ["certificates"]
 
 ROUNDS = 12
 OURS = (
-    "gateway",
-    "plugins",
-    "aiohttp.client",
-    "aiohttp.connector",
-    "aiohttp.resolver",
-    "ssl",
-    "asyncio.sslproto",
+    *("gateway", "plugins", "aiohttp.client", "aiohttp.connector", "aiohttp.resolver", "ssl", "asyncio.sslproto"),
     "importlib",
 )
 OF_CALLERS = ("gateway.server",)

@@ -223,9 +223,7 @@ async def test_a_caller_that_leaves_pays_for_what_was_generated(tmp_path: Path) 
     [
         (
             whole({"type": "error", "error": {"message": "too many"}}, 400),
-            400,
-            "invalid_request_error",
-            "upstream_refused",
+            *(400, "invalid_request_error", "upstream_refused"),
         ),
         (whole({"error": {"message": "no"}}, 404), 404, "not_found_error", "upstream_refused"),
         (whole({"type": "error", "error": {"message": "busy"}}, 529), 502, "api_error", "upstream_error"),

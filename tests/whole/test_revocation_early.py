@@ -214,9 +214,7 @@ CHANGES: dict[str, tuple[Change, int, str, bool]] = {
     "deleted": (lambda store, token: store.tokens.delete(token), 401, "token_invalid", False),
     "disabled": (
         lambda store, token: store.tokens.set_status(token, TokenStatus.DISABLED),
-        401,
-        "token_disabled",
-        True,
+        *(401, "token_disabled", True),
     ),
     "suspended": (account(status=AccountStatus.SUSPENDED), 403, "account_inactive", True),
     "in a closed group": (account(group="closed"), 403, "group_forbidden", True),

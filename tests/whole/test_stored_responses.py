@@ -224,11 +224,8 @@ async def test_where_the_tokens_are_not_known_the_whole_context_is_held(
 
 
 TRUNCATIONS = [
-    ("auto", "", True),
-    ("auto", ", set: {truncation: disabled}", True),
-    (None, ", set: {truncation: auto}", True),
-    ("disabled", "", False),
-    (None, "", False),
+    *(("auto", "", True), ("auto", ", set: {truncation: disabled}", True)),
+    *((None, ", set: {truncation: auto}", True), ("disabled", "", False), (None, "", False)),
 ]
 
 

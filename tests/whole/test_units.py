@@ -228,16 +228,12 @@ STREAMED = [
     (
         SPEECH,
         {"model": "voice", "input": "Hello", "voice": "alloy", "stream_format": "sse"},
-        75,
-        "speech.audio.done",
-        1,
+        *(75, "speech.audio.done", 1),
     ),
     (
         EDITS,
         {"model": "plain", "prompt": "x", "image": b"\x89PNG", "stream": "true"},
-        41_000,
-        "image_edit.completed",
-        1,
+        *(41_000, "image_edit.completed", 1),
     ),
     (HEARD[0], {"model": "ears", "stream": "true"}, 500, "transcript.text.done", 1),
 ]

@@ -52,10 +52,7 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     "sends its head and nothing more": ([CHUNKED, Hold], 504, "upstream_timeout", "input", 0),
     "sends comments and never an event": (
         [CHUNKED, Forever(chunk(b": x\n\n"), 0.05)],
-        504,
-        "upstream_timeout",
-        "input",
-        0,
+        *(504, "upstream_timeout", "input", 0),
     ),
     "trickles a head": ([OK, Forever(b"X: y\r\n", 0.05)], 504, "upstream_timeout", "input", 0),
     "ends in the first event": ([CHUNKED + chunk(WORDS[0][:9]) + LAST], 502, "upstream_error", "nothing", 1),
@@ -70,19 +67,13 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     "nothing, with 204": ([b"HTTP/1.1 204 No Content\r\n\r\n"], 502, "upstream_error", "nothing", 1),
     "a page of an error": (
         [full_response("500 Oops", b"<p>" * 99, kind="text/html")],
-        502,
-        "upstream_error",
-        "nothing",
-        1,
+        *(502, "upstream_error", "nothing", 1),
     ),
     "529": ([full_response("529 Overloaded", b"{}")], 502, "upstream_error", "nothing", 1),
     "429": ([full_response("429 Slow", b"{}", "Retry-After: 7")], 429, "upstream_rate_limited", "nothing", 1),
     "429 for an hour": (
         [full_response("429 Slow", b"{}", "Retry-After: 3600")],
-        429,
-        "upstream_rate_limited",
-        "nothing",
-        1,
+        *(429, "upstream_rate_limited", "nothing", 1),
     ),
     "gzip": (
         [full_response("200 OK", gzip.compress(STREAM), "Content-Encoding: gzip", kind="text/event-stream")],
@@ -90,10 +81,7 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     ),
     "an error in gzip": (
         [full_response("500 No", gzip.compress(b"{}"), "Content-Encoding: gzip")],
-        502,
-        "upstream_error",
-        "nothing",
-        1,
+        *(502, "upstream_error", "nothing", 1),
     ),
     "more than the ceiling at once": ([CHUNKED + chunk(WORDS[1] * 50) + LAST], 502, "upstream_error", "input", 1),
     "garbage": ([b"SSH-2.0-OpenSSH_9.6\r\n", Hold], 502, "upstream_error", "nothing", 0),
@@ -103,17 +91,11 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     "a NUL": ([OK + b"X: \x00\r\n\r\n", Hold], 502, "upstream_error", "nothing", 0),
     "two lengths": (
         [HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", Hold],
-        502,
-        "upstream_error",
-        "nothing",
-        0,
+        *(502, "upstream_error", "nothing", 0),
     ),
     "101": (
         [b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", Hold],
-        502,
-        "upstream_error",
-        "nothing",
-        0,
+        *(502, "upstream_error", "nothing", 0),
     ),
     **{
         f"redirects with {status}": (
@@ -495,9 +477,7 @@ INPUT = -(-len('[{"role": "user", "content": "hi"}]') // 4)
 @pytest.mark.parametrize(
     ("usage", "prompt", "completion"),
     [
-        ({"prompt_tokens": 7, "completion_tokens": 11}, 7, 11),
-        ({}, INPUT, 10),
-        (None, INPUT, 10),
+        *(({"prompt_tokens": 7, "completion_tokens": 11}, 7, 11), ({}, INPUT, 10), (None, INPUT, 10)),
         ({"total_tokens": 90}, INPUT, 90 - INPUT),
         ({"prompt_tokens": 7, "total_tokens": 18}, 7, 11),
         ({"prompt_tokens": None, "completion_tokens": 11}, INPUT, 11),

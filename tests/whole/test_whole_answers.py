@@ -238,9 +238,7 @@ BROKEN: dict[str, tuple[list[Step], int, str, int]] = {
     "error first": ([CHUNKED + chunk(ERROR) + LAST], 502, "upstream_error", 0),
     "error later": (
         [CHUNKED + chunk(TEXT[:700]), 0.02, chunk(TEXT[700:] + ERROR) + LAST],
-        502,
-        "upstream_error",
-        INPUT,
+        *(502, "upstream_error", INPUT),
     ),
     "error before output": ([CHUNKED + chunk(WORDS[0]), 0.02, chunk(ERROR) + LAST], 502, "upstream_error", 0),
     "end": ([CHUNKED + chunk(TEXT[:700]), LAST], 502, "upstream_truncated", INPUT),

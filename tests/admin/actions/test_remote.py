@@ -135,15 +135,10 @@ async def test_a_token_without_the_scope_is_told_so(local_client: LocalClient, a
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "give the address"),
-        (" ", "give the address"),
-        ("10.0.0.5:9090", "give the address"),
-        ("ftp://host", "give the address"),
-        ("http://", "give the address"),
-        ("http://host:99999", "give the address"),
-        ("http://[::1", "give the address"),
-        ("http://user:secret@host", "the address alone"),
-        ("http://host?a=b", "the address alone"),
+        *(("", "give the address"), (" ", "give the address"), ("10.0.0.5:9090", "give the address")),
+        *(("ftp://host", "give the address"), ("http://", "give the address")),
+        *(("http://host:99999", "give the address"), ("http://[::1", "give the address")),
+        *(("http://user:secret@host", "the address alone"), ("http://host?a=b", "the address alone")),
     ],
 )
 async def test_what_is_no_address_is_refused(url: str, reason: str) -> None:

@@ -76,16 +76,11 @@ async def test_all_are_listed_newest_first(local_client: LocalClient, rows: Usag
 @pytest.mark.parametrize(
     ("query", "numbers"),
     [
-        ({"account": "bbb"}, [9, 7, 5, 3, 1]),
-        ({"token": "aaa-k3f9x2a0"}, [6, 0]),
-        ({"account": "bbb", "token": "aaa-k3f9x2a0"}, []),
-        ({"model": "model3", "channel": "channel0"}, [3]),
-        ({"outcome": "refused"}, [3]),
-        ({"error_code": "insufficient_balance"}, [3]),
-        ({"operation": "models"}, [4]),
-        ({"account": "aaa", "reference": "mine"}, [2]),
-        ({"token": "aaa-k3f9x2a2", "reference": "mine"}, [2]),
-        ({"account": "bbb", "reference": "mine"}, []),
+        *(({"account": "bbb"}, [9, 7, 5, 3, 1]), ({"token": "aaa-k3f9x2a0"}, [6, 0])),
+        *(({"account": "bbb", "token": "aaa-k3f9x2a0"}, []), ({"model": "model3", "channel": "channel0"}, [3])),
+        *(({"outcome": "refused"}, [3]), ({"error_code": "insufficient_balance"}, [3])),
+        *(({"operation": "models"}, [4]), ({"account": "aaa", "reference": "mine"}, [2])),
+        *(({"token": "aaa-k3f9x2a2", "reference": "mine"}, [2]), ({"account": "bbb", "reference": "mine"}, [])),
         ({"since": utc(NOW_MS + 180_000)}, [11, 10, 9]),
         ({"since": "2027-01-01T00:03", "until": "2027-01-01T00:05"}, [10, 9]),
         ({"until": "2026-12"}, [5, 4, 3, 2, 1, 0]),
@@ -130,10 +125,8 @@ async def test_a_page_ends_in_time_where_few_match(
 @pytest.mark.parametrize(
     ("query", "param"),
     [
-        ({"reference": "mine"}, "reference"),
-        ({"since": "yesterday"}, "since"),
-        ({"until": "2026-13"}, "until"),
-        ({"since": "2027", "until": "1h"}, "since"),
+        *(({"reference": "mine"}, "reference"), ({"since": "yesterday"}, "since")),
+        *(({"until": "2026-13"}, "until"), ({"since": "2027", "until": "1h"}, "since")),
         ({"since": "1h", "until": "2h"}, "since"),
     ],
 )

@@ -233,9 +233,7 @@ async def test_there_are_not_too_many(local_client: LocalClient, monkeypatch: py
 @pytest.mark.parametrize(
     "fields",
     [
-        {"scopes": []},
-        {"scopes": ["root"]},
-        {"name": ""},
+        *({"scopes": []}, {"scopes": ["root"]}, {"name": ""}),
         {"name": "x" * 201},
         {"expires_at": -1},
         {"expires_at": "2100-01-01T00:00:00"},

@@ -111,9 +111,7 @@ async def test_a_stop_does_not_wait_for_live_streams(
 @pytest.mark.parametrize(
     "sent",
     [
-        b"GET /a b HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost a\r\n\r\n",
+        *(b"GET /a b HTTP/1.1\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\nHost a\r\n\r\n"),
         b"GET /enter?ticket=canary%b HTTP/1.1\r\n\r\n" % (b"x" * 9000),
     ],
 )
@@ -195,9 +193,7 @@ def counted(tokens: ManagementTokens) -> Counted:
         TOKEN,
         "Bearer ",
         f"Bearer {TOKEN} x",
-        "Bearer \udcff",
-        "Bearer sk-mgmt-a-b",
-        "Bearer",
+        *("Bearer \udcff", "Bearer sk-mgmt-a-b", "Bearer"),
     ],
 )
 async def test_what_is_no_token_is_refused_and_counted(counted: Counted, authorization: str) -> None:
