@@ -380,7 +380,8 @@ async def ledger(
     if at.as_csv:
         print_csv(rows)
     else:
-        empty = f"The ledger of `{account_id}` has no lines yet."
+        which = f"no line of the kind `{kind}`" if kind else "no lines yet"
+        empty = f"The ledger of `{account_id}` has {which}."
         await at.print(rows, ("time", "kind", "amount", "request or transaction"), _cells, empty=empty)
     if pages[-1].next:
         typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)

@@ -89,6 +89,7 @@ async def test_json_and_csv_have_micros_and_every_line_that_is_asked_for(
 async def test_an_account_without_lines_and_one_that_does_not_exist(request_id: str, client: Client) -> None:
     await Accounts(client).create("bob")
     assert (await ledger("bob")).stdout == "The ledger of `bob` has no lines yet.\n"
+    assert (await ledger("bob", "--kind", "late")).stdout == "The ledger of `bob` has no line of the kind `late`.\n"
     missing = await ledger("carol")
     assert (missing.exit_code, missing.stdout) == (3, "")
     assert missing.stderr == "gateway: there is no account `carol`; look it up in the list of accounts\n"

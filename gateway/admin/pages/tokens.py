@@ -27,6 +27,8 @@ from gateway.store.accounts import AccountStatus
 
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
+MOST_DAYS: Final = 2_700_000
+"""Days that a time can still be away. They are too many for a token, which says so."""
 _SHORT_ID: Final = re.compile(r"[a-z0-9]{1,64}")
 
 
@@ -37,7 +39,7 @@ async def create(view: View) -> web.StreamResponse:
         await _check_room(view)
         given: dict[str, Any] = {name: names_in(form[name]) for name in ("models", "addresses")}
         if form["days"]:
-            given["expires_at"] = datetime.fromtimestamp(time.time() + form.number("days") * DAY_S, UTC)
+            given["expires_at"] = datetime.fromtimestamp(time.time() + min(form.number("days"), MOST_DAYS) * DAY_S, UTC)
         if form["day"]:
             given["budgets"] = {"day_micros": form.micros("day")}
         made = await tokens.create(view.client, account_in(view), body=body(NewToken, name=form["name"], **given))

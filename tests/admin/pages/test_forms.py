@@ -146,6 +146,7 @@ WRONG: list[tuple[str, dict[str, str], str]] = [
     ("change", {"group": "default", "credit_line": "1e3"}, "Credit line: `1e3` is not an amount"),
     ("change", {"group": "default", "day": "-1"}, "Budget a day: it is to be more than 0."),
     ("tokens", {"days": "x"}, "Days until it expires: `x` is not a whole number."),
+    ("tokens", {"days": "999999999999999"}, "give a time from 1970 to 8999"),
     ("tokens", {"day": "1,5"}, "Budget a day: `1,5` is not an amount"),
     ("change", {"group": "default", "external_id": "x" * 201}, "External id: it has at most 200 characters."),
 ]
