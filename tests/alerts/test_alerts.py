@@ -18,13 +18,11 @@ from gateway.alerts import alerts as module
 from gateway.alerts import event
 from gateway.alerts.alerts import Alerts
 from gateway.alerts.event import KEPT, LATE_MS, DueEvent, EventClaim, Outbox
-from gateway.base.errors import StoreAway
 from gateway.base.ids import now_ms
 from gateway.config.schema import AlertKind, AlertReceiver, AlertSettings
 from gateway.store.accounts import Accounts
 from gateway.store.channels import AccountCoolDown, Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
-from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
 from tests.store.cluster import cluster
 
@@ -232,22 +230,6 @@ async def test_a_recovery_that_finds_no_room_is_noticed_again(client: Client, mo
     await written(alerts)
     types = [event["type"] for event in await sent(client)]
     assert types == ["balance.low", "channel.down", "channel.up", "balance.low"]
-
-
-async def test_nothing_is_lost_while_the_store_is_away(store_server: EmbeddedStore, client: Client) -> None:
-    away = Client.connect("unix:///nowhere/store.sock", timeout_s=0.1)
-    alerts = alerts_of(away)
-    alerts.balance("alice", 1)
-    alerts.budget("alice", "", "day", 60, 100)
-    alerts.channel_states({"a": DOWN})
-    for _ in range(3):
-        with pytest.raises(StoreAway):
-            await alerts.write()
-        assert alerts.arrived.is_set()
-    alerts._outbox, alerts._channels, alerts._accounts = Outbox(client), Channels(client), Accounts(client)
-    await written(alerts)
-    assert [event["type"] for event in await sent(client)] == ["balance.low", "budget.reached", "channel.down"]
-    await away.close()
 
 
 async def test_a_full_queue_drops_and_logs(client: Client) -> None:

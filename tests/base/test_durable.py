@@ -225,12 +225,6 @@ def umask() -> int:
     return value
 
 
-def test_a_folder_where_a_file_is_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="File exists"):
-        durable.make_folder(tmp_path / "file")
-
-
 def test_a_leftover_of_a_killed_process_is_removed_when_it_is_old(tmp_path: Path) -> None:
     killed_in("fsync", "write", tmp_path / "file")
     (leftover,) = tmp_path.iterdir()

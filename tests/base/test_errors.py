@@ -129,14 +129,12 @@ def test_a_refusal_that_no_caller_could_be_sent_is_an_error_where_it_is_made(
 NEW_YEAR_MS = 1_798_761_600_000
 
 
-def test_an_id_contains_the_arrival_to_the_millisecond() -> None:
+def test_an_id_contains_the_arrival_to_the_millisecond_and_belongs_to_its_month_in_utc() -> None:
     assert arrival_ms(id_at(NEW_YEAR_MS - 1)) == NEW_YEAR_MS - 1
     assert utc(NEW_YEAR_MS - 1) == "2026-12-31T23:59:59.999Z"
-
-
-def test_a_request_belongs_to_the_month_of_its_arrival_in_utc() -> None:
     assert month(id_at(NEW_YEAR_MS - 1)) == "2026-12"
     assert month(id_at(NEW_YEAR_MS)) == "2027-01"
+    assert id_at(NEW_YEAR_MS - 1) < first_id(NEW_YEAR_MS) < id_at(NEW_YEAR_MS)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +161,6 @@ def test_a_time_is_written_up_to_the_year_9999() -> None:
             utc(wrong)
     with pytest.raises(ValueError, match=r"^not a time$"):
         check_time(id_at(LAST_MS + 1))
-
-
-def test_first_id_separates_the_ids_before_a_time_from_those_at_it() -> None:
-    assert id_at(NEW_YEAR_MS - 1) < first_id(NEW_YEAR_MS) < id_at(NEW_YEAR_MS)
 
 
 @pytest.mark.parametrize("ahead_s", [-30 * 86_400, 40 * 86_400])

@@ -23,13 +23,10 @@ from gateway.base.errors import Misconfigured
 from gateway.chain import loading
 from gateway.chat.fields import REMEDIES, UNPRICED
 from gateway.config.channel import (
-    BEARER,
     MAX_BYTES,
     Channel,
-    CredentialPlace,
     Fixed,
     Timers,
-    auth_of,
     credential_warnings,
 )
 from gateway.config.decode import Section, convert
@@ -503,11 +500,6 @@ def test_the_name_of_a_channel_is_short_for_its_long_form(tmp_path: Path) -> Non
     )
 
 
-def test_the_demo_is_accepted() -> None:
-    chain = loading.build(load(shipped("demo.yaml"), {}))
-    assert [entry.name for entry in chain.entries] == ["usage-logger", "auth", "rate-limit", "quota", "model-routing"]
-
-
 def test_the_file_is_found_by_option_then_variable_then_folder_then_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -790,12 +782,6 @@ def test_channels_with_other_values_are_not_equal() -> None:
     assert Channel(URL, headers={}) == Channel(URL)
     with pytest.raises(ValueError, match="a value is not JSON: TypeError"):
         Fixed({"a": object()})
-
-
-def test_where_a_credential_goes() -> None:
-    assert Channel(URL).auth_way() is BEARER
-    assert Channel(URL, auth="query key").auth_way() == CredentialPlace("query", "key")
-    assert Channel(URL).auth_way(auth_of("header x-api-key")) == CredentialPlace("header", "x-api-key")
 
 
 def test_what_comes_from_a_variable_and_what_is_called_a_secret_is_removed_from_answers(tmp_path: Path) -> None:

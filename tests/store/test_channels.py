@@ -29,7 +29,7 @@ from gateway.store.channels import (
     CooldownRules,
     MinuteFigures,
 )
-from gateway.store.circuit_breaker import ChannelBreaker, LocalChannel, limits_of, merged
+from gateway.store.circuit_breaker import ChannelBreaker, merged
 from gateway.store.client.client import Client, Script
 from gateway.store.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
@@ -601,21 +601,6 @@ async def test_the_last_reports_are_sent_at_the_stop(client: Client) -> None:
 
 
 # What is to be reported of a channel, and how two reports become one.
-def local() -> LocalChannel:
-    return LocalChannel(limits_of("a", Channel("http://a/v1")))
-
-
-def test_a_success_is_reported_only_of_an_account_whose_calls_failed() -> None:
-    channel = local()
-    assert not channel.succeeded("one")
-    channel.failed("r", "upstream_error", None, "one")
-    channel.failed("r", "upstream_error", 2, "one")
-    assert channel.report.accounts == {"one": AccountReport(failed=2, cool_ms=2000)}
-    assert channel.succeeded("one")
-    assert channel.report.accounts == {"one": AccountReport(ok=True)}
-    assert not channel.succeeded("one")
-
-
 def test_reports_that_were_not_sent_are_merged() -> None:
     earlier = ChannelReport(
         ok=1,

@@ -128,25 +128,19 @@ async def test_what_is_on_the_way(paced: Running) -> None:
         assert all(diagnosis.remedy for diagnosis in found)
         assert str(result).isprintable()
         assert token not in str(result)
+        assert [word for word in WORDS.get(name, ()) if word not in result[-1].text] == [], result[-1]
         shown_to = {path for _, path, authorization in proxy.seen if token in authorization}
         assert not shown_to or any("gateway answers below" in diagnosis.text for diagnosis in result)
     assert wrong == {}
 
 
+WORDS = {
+    "a redirect": ["https://ai.example.com/v1/models"],
+    "a captive portal": ["fake-proxy/1.0", "status 200"],
+    "a prefix that is passed on": ["Known here"],
+}
 SIDE_NOTE = {"no /v1": ("address", "address_without_v1")}
 """What is noted before the finding."""
-
-
-async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
-    for name, where, words in (
-        ("a redirect", "text", ["https://ai.example.com/v1/models"]),
-        ("a captive portal", "text", ["fake-proxy/1.0", "status 200"]),
-        ("a prefix that is passed on", "text", ["Known here"]),
-    ):
-        proxy, path, *_ = way_through(paced.port)[name]
-        async with proxy:
-            (*_, last) = await diagnoses(proxy.url(path))
-        assert [word for word in words if word not in getattr(last, where)] == [], last
 
 
 async def test_a_proxy_of_the_environment_is_named(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,14 +83,6 @@ def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: H
     assert [day["day"] for day in grouped(database, ["day"], Selected(), [])] == ["2026-12-31", "2027-01-01"]
 
 
-def test_close_crashed_closes_only_old_open_requests(database: Home) -> None:
-    old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
-    database.write([old, ended, end(ended), young])
-    assert close_open(database, NEW_YEAR_MS + 5000) == 1
-    outcomes = {row.id: row.outcome for row in queries.select(database)}
-    assert outcomes == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
-
-
 def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: Home) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     database.write([old, new])
@@ -225,15 +217,6 @@ def test_what_is_in_the_place_of_a_file_is_set_aside(tmp_path: Path, in_the_way:
     usage_database(tmp_path).write([record])
     assert queries.find(UsageFiles(tmp_path), record.id) == record
     assert len(files_aside(tmp_path)) == 1
-
-
-def test_a_file_that_was_deleted_under_the_writer_is_begun_again(tmp_path: Path) -> None:
-    database, first, second = usage_database(tmp_path), end(arrival()), end(arrival())
-    database.write([first])
-    for path in tmp_path.glob("usage-*"):
-        path.unlink()
-    database.write([second])
-    assert list(queries.select(UsageFiles(tmp_path))) == [second]
 
 
 def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:

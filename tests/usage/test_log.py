@@ -243,12 +243,6 @@ async def test_a_damaged_installation_file_is_named(client: Client, tmp_path: Pa
         UsageLog(client, UsageFiles(tmp_path))
 
 
-async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> None:
-    await usage.submit_arrival(arrival())
-    assert (await usage.ask(arrival().id)).record is None
-    assert (await usage.ask("nonsense")).record is None
-
-
 async def test_an_account_finds_only_its_own_requests(usage: UsageLog) -> None:
     own, other, without = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
     writer(usage.home).write([own, other, without])

@@ -59,16 +59,8 @@ VALUES = st.one_of(
     ),
     st.sampled_from(
         [
-            [],
-            {},
-            [1],
-            [{"channel": "c"}],
-            [AttemptRecord("c")],
-            [WRONG(1)],
-            [WRONG("c", True)],
-            [WRONG("c", 1, "", "2")],
-            [WRONG("c", 1, "", 2, 3)],
-            [WRONG("c", 1, "", 2, "id", None)],
+            *([], {}, [1], [{"channel": "c"}], [AttemptRecord("c")], [WRONG(1)], [WRONG("c", True)]),
+            *([WRONG("c", 1, "", "2")], [WRONG("c", 1, "", 2, 3)], [WRONG("c", 1, "", 2, "id", None)]),
             [AttemptRecord("c", 1, "", 2, "id", "id")],
         ]
     ),

@@ -26,7 +26,7 @@ from gateway.usage.gateways import HomeTaken, forget, gateways_of
 from gateway.usage.home import Home, postgres
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, encode
-from gateway.usage.stream import GATEWAYS, GROUP, HEARD, HOME, STREAM
+from gateway.usage.stream import GATEWAYS, HEARD, HOME, STREAM
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.postgres import PostgresServer
@@ -193,14 +193,6 @@ async def test_while_the_database_is_away_the_stream_has_the_records_and_then_th
     assert followed == {record.id for _, record in begun_away.poll()} < ids and len(followed) == len(ids) - 5
     assert (await machine.usage.length(), machine.usage.spool.count()) == (0, 0)
     assert rolled_up(machine.usage.home) == summed(machine.usage.home)
-
-
-async def test_a_gateway_that_ends_in_order_is_no_longer_a_reader(machines: list[Machine], client: Client) -> None:
-    one, *_ = machines
-    await one.stopped()
-    names = {each[b"name"].decode() for each in await client.call("XINFO", "CONSUMERS", STREAM, GROUP)}
-    assert names == {each.usage.installation for each in machines[1:]}
-    assert completeness.notes(one.usage.home) == []
 
 
 async def test_sinks_killed_at_random_lose_and_double_no_record(

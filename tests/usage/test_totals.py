@@ -24,15 +24,8 @@ NEW_YEAR_MS = 1_798_761_600_000
 NOW_MS = NEW_YEAR_MS + 5 * DAY_MS + 9 * 3_600_000
 ALL = 1_000_000
 BY = (
-    (),
-    ("day",),
-    ("month",),
-    ("account",),
-    ("account", "model", "channel"),
-    ("day", "account", "model"),
-    ("model", "day"),
-    ("outcome", "error_code"),
-    ("hour", "account"),
+    *((), ("day",), ("month",), ("account",), ("account", "model", "channel"), ("day", "account", "model")),
+    *(("model", "day"), ("outcome", "error_code"), ("hour", "account")),
 )
 
 WANTED = (
@@ -110,31 +103,6 @@ def test_sums_are_those_of_the_log_whatever_is_written(
             check(database, by, wanted)
         database.write(some(random_, 30, now_ms))
         now_ms += turn * 7 * 3_600_000
-
-
-# Sums from the sums by day, and from the requests themselves, are the same.
-@pytest.fixture
-def sums_database(home: Home) -> Home:
-    sums_database = writer(home)
-    for number in range(12):
-        changes: dict[str, Any] = {**COSTED} if number % 2 else {}
-        opened = arrival(id_at(NEW_YEAR_MS + (number - 6) * DAY_MS // 2))
-        outcome = Outcome.REFUSED if number % 5 == 0 else Outcome.COMPLETED
-        sums_database.write(
-            [end(opened, account="ab"[number % 2], model="mn"[number % 3 % 2], outcome=outcome, **changes)]
-        )
-    return sums_database
-
-
-def test_a_time_within_a_day_is_exact(sums_database: Home) -> None:
-    def counted(since_ms: int, until_ms: int) -> int:
-        return sum(
-            line["requests"]
-            for line in grouped(sums_database, ["day"], Selected(None, None, None, since_ms, until_ms), [])
-        )
-
-    assert counted(NEW_YEAR_MS + 1, NEW_YEAR_MS + DAY_MS // 2) == 0
-    assert counted(NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS // 2 + 1) == 2
 
 
 def test_sums_are_grouped_by_a_tag(home: Home) -> None:
@@ -292,7 +260,7 @@ def test_all_pages_together_have_each_request_once(database: Home, monkeypatch: 
     refused = [each for each in own if each.outcome is Outcome.REFUSED]
     both = [each for each in refused if each.reference]
     home = database
-    for scanned, limit in itertools.product([1, 2, 3, 100], repeat=2):
+    for scanned, limit in itertools.product([1, 3, 100], repeat=2):
         monkeypatch.setattr(queries, "MAX_SCANNED", scanned)
         assert all_pages(home, RequestsQuery("demo"), limit) == own
         assert all_pages(home, RequestsQuery("demo", model="a"), limit) == [each for each in own if each.model == "a"]

@@ -127,6 +127,23 @@ def changed(change: Callable[[Scenario], Awaitable[str]], **more: object) -> Req
     return request
 
 
+def account_with(**changes: Any) -> Request:
+    async def change(scenario: Scenario) -> str:
+        token = await scenario.gateway.token()
+        await scenario.gateway.store.accounts.change("tester", **changes)
+        return token
+
+    return changed(change)
+
+
+def token_with(**settings: Any) -> Request:
+    async def create(scenario: Scenario) -> str:
+        await scenario.gateway.token()
+        return (await scenario.gateway.store.tokens.create("tester", **settings)).token
+
+    return changed(create)
+
+
 async def deleted(scenario: Scenario) -> str:
     token = await scenario.gateway.token()
     (known,) = await scenario.gateway.store.tokens.all_of("tester")
@@ -134,38 +151,11 @@ async def deleted(scenario: Scenario) -> str:
     return token
 
 
-async def expired(scenario: Scenario) -> str:
-    await scenario.gateway.token()
-    return (await scenario.gateway.store.tokens.create("tester", expires_at=1)).token
-
-
 async def disabled(scenario: Scenario) -> str:
     token = await scenario.gateway.token()
     (known,) = await scenario.gateway.store.tokens.all_of("tester")
     await scenario.gateway.store.tokens.set_status(known.id, TokenStatus.DISABLED)
     return token
-
-
-async def with_a_small_budget(scenario: Scenario) -> str:
-    token = await scenario.gateway.token()
-    await scenario.gateway.store.accounts.change("tester", budgets=Budgets(day=1))
-    return token
-
-
-async def suspended(scenario: Scenario) -> str:
-    token = await scenario.gateway.token()
-    await scenario.gateway.store.accounts.change("tester", status=AccountStatus.SUSPENDED)
-    return token
-
-
-async def restricted(scenario: Scenario) -> str:
-    await scenario.gateway.token()
-    return (await scenario.gateway.store.tokens.create("tester", addresses=("10.0.0.0/8",))).token
-
-
-async def for_other_models(scenario: Scenario) -> str:
-    await scenario.gateway.token()
-    return (await scenario.gateway.store.tokens.create("tester", models=("other",))).token
 
 
 async def once_before(scenario: Scenario) -> str:
@@ -232,15 +222,17 @@ CASES: dict[str, Case] = {
     "no token": Case(request=fixed(chat(None)), code="token_missing", by="auth"),
     "a made-up token": Case(request=fixed(chat(INVALID_TOKEN)), code="token_invalid", by="auth"),
     "a deleted token": Case(request=changed(deleted), code="token_invalid", by="auth"),
-    "an expired token": Case(request=changed(expired), code="token_expired", by="auth"),
+    "an expired token": Case(request=token_with(expires_at=1), code="token_expired", by="auth"),
     "a disabled token": Case(request=changed(disabled), code="token_disabled", by="auth"),
-    "a suspended account": Case(request=changed(suspended), code="account_inactive", by="auth"),
+    "a suspended account": Case(
+        request=account_with(status=AccountStatus.SUSPENDED), code="account_inactive", by="auth"
+    ),
     "a closed group": Case(request=with_token(group="closed"), code="group_forbidden", by="auth"),
-    "another address": Case(request=changed(restricted), code="token_restricted", by="auth"),
-    "another model": Case(request=changed(for_other_models), code="token_restricted", by="model-routing"),
+    "another address": Case(request=token_with(addresses=("10.0.0.0/8",)), code="token_restricted", by="auth"),
+    "another model": Case(request=token_with(models=("other",)), code="token_restricted", by="model-routing"),
     "no such model": Case(request=with_token({"model": "nope"}), code="model_not_found", by="model-routing"),
     "too poor": Case(request=with_token(credit=1), code="insufficient_balance", by="quota"),
-    "beyond a budget": Case(request=changed(with_a_small_budget), code="budget_exceeded", by="quota"),
+    "beyond a budget": Case(request=account_with(budgets=Budgets(day=1)), code="budget_exceeded", by="quota"),
     "too fast": Case(
         request=changed(once_before),
         code="rate_limited",

@@ -70,18 +70,11 @@ DAY_MS = 250_000
 
 GOOD_TERMS: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 1, "fingerprint": "a", "max_holds": 1}
 BAD_TERMS: tuple[dict[str, Any], ...] = (
-    {"amount": -1},
-    {"amount": 2**53},
-    {"lease_ms": 0},
-    {"fingerprint": "-"},
-    {"max_holds": 0},
+    *({"amount": -1}, {"amount": 2**53}, {"lease_ms": 0}, {"fingerprint": "-"}, {"max_holds": 0}),
     {"budgets": [Budget("account", "day", 1, "numbers", str(NEVER))]},
     {"budgets": [Budget("account", "day", -1, "D", str(NEVER))]},
     {"budgets": [Budget("account", "day", 1, "D", "soon")]},
-    {"more": -1},
-    {"more": 2**53},
-    {"cost": -1},
-    {"cost": 2**53},
+    *({name: wrong} for name in ("more", "cost") for wrong in (-1, 2**53)),
 )
 
 WINDOW_MS = KEEP_MS + 2 * SKEW_MS
