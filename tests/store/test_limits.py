@@ -242,10 +242,13 @@ async def test_what_remains_and_when_it_resets_is_returned(scoped: ScopedLimits)
     assert await scoped.take("s", AccountLimits(concurrent=5)) == Taken(None, None)
 
 
-async def test_more_tokens_than_a_minutes_limit_have_no_retry_time(scoped: ScopedLimits) -> None:
+async def test_more_tokens_than_a_minute_of_account_or_token_have_no_retry_time(scoped: ScopedLimits) -> None:
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100)
     assert await scoped.take("large", rules, 101) == Limited("tokens", None)
     assert isinstance(await scoped.take("fits", rules, 100), Taken)
+    token = TokenLimits("alice-one", AccountLimits(tokens_per_minute=100))
+    assert await scoped.take("r", AccountLimits(), 101, token=token) == Limited("tokens", None, of_token=True)
+    assert isinstance(await scoped.take("s", AccountLimits(), 100, token=token), Taken)
 
 
 async def test_slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
@@ -331,12 +334,6 @@ async def test_the_rate_of_which_less_is_left_is_returned_and_the_longer_wait(sc
     refused = await scoped.take("u", account, 1, token=token)
     assert isinstance(refused, Limited)
     assert (refused.kind, refused.of_token) == ("requests", False)
-
-
-async def test_more_tokens_than_a_minute_of_the_token_have_no_retry_time(scoped: ScopedLimits) -> None:
-    token = TokenLimits("alice-one", AccountLimits(tokens_per_minute=100))
-    assert await scoped.take("r", AccountLimits(), 101, token=token) == Limited("tokens", None, of_token=True)
-    assert isinstance(await scoped.take("s", AccountLimits(), 100, token=token), Taken)
 
 
 async def test_tokens_are_corrected_for_account_and_token_once(scoped: ScopedLimits) -> None:
