@@ -36,11 +36,8 @@ from tests.whole.test_channel_requests import GOOD, certificates, context
 class Garbage:
     """What is left of requests: objects in reference cycles, and exchanges that something still holds."""
 
-    def __init__(self) -> None:
-        self._before = {id(each) for each in _exchanges()}  # a test that failed may have left some
-
     async def assert_none(self) -> None:
-        await wait_until(lambda: all(id(each) in self._before for each in _exchanges()))
+        await wait_until(lambda: not _exchanges())
         gc.collect()
         counts = Counter(type(each).__module__.partition(".")[0] for each in gc.garbage)
         assert [name for name in ("gateway", "plugins", "httptools", "aiohttp") if counts[name]] == []
@@ -54,6 +51,7 @@ def _exchanges() -> list[Exchange]:
 def garbage() -> Iterator[Garbage]:
     """Disable the collector: `gc.collect()` puts what it finds into a list instead of freeing it."""
     gc.collect()
+    gc.freeze()  # what earlier tests have left is not looked at
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     yield Garbage()
