@@ -113,19 +113,21 @@ class RateLimit(Plugin):
         """Set the headers for tokens, and take none."""
         rules, token = self.rules(caller, Operation.CHAT)
         if _limits_tokens(rules, token):
-            left = await self.limits.take(
-                caller.account, exchange.id, scope=self.scope, rules=rules, tokens=0, token=token, look=True
-            )
+            left = await self._look(exchange, 0, (rules, token))
             set_headers(exchange.response_headers, Taken(tokens=left.tokens))
+
+    async def _look(self, exchange: Exchange, tokens: int, limits: Rules) -> Taken | Limited:
+        (rules, token), account, scope = limits, exchange[Caller].account, self.scope
+        return await self.limits.take(
+            account, exchange.id, scope=scope, rules=rules, tokens=tokens, lease_ms=0, token=token, look=True
+        )
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what is left of each limit, and take nothing."""
         caller = exchange[Caller]
         rules, token = self.rules(caller, exchange.request.operation)
         tokens = await _tokens(exchange, rules, token)
-        result = await self.limits.take(
-            caller.account, exchange.id, scope=self.scope, rules=rules, tokens=tokens, token=token, look=True
-        )
+        result = await self._look(exchange, tokens, (rules, token))
         if isinstance(result, Limited):
             raise refusal(result, rules, token, tokens)
         parts = []

@@ -140,6 +140,7 @@ class Body(msgspec.Struct, frozen=True):
     """A body that passed `check`. `max_tokens` is the caller's limit for each of `n` choices, if any."""
 
     model: str
+    prompt_bound: PromptBound
     stream: bool = False
     max_tokens: int | None = None
     n: int = 0
@@ -151,7 +152,6 @@ class Body(msgspec.Struct, frozen=True):
     """The number of messages."""
     prompt_tokens_estimate: int = 0
     """An estimate of the input tokens: four bytes of the body a token, an encoded part at most 1,105."""
-    prompt_bound: PromptBound = PromptBound(0)
     _stream_options: dict[str, msgspec.Raw] = {}
     _top: dict[str, msgspec.Raw] = {}
     service_tier: str = ""
@@ -200,9 +200,8 @@ class Body(msgspec.Struct, frozen=True):
         top: dict[str, object] = {**self._top, "model": model}
         if fields is not None:
             fields.apply(top)
-        self._settle(
-            top, ceiling_field, self.max_tokens or ceiling, ask_usage, self.stream if stream is None else stream
-        )
+        stream = self.stream if stream is None else stream
+        self._settle(top, ceiling_field, self.max_tokens or ceiling, ask_usage, stream)
         return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
 
     def _settle(
@@ -315,6 +314,7 @@ def check_texts(raw: bytes | bytearray, rules: BodyRules) -> Body | None:
         escapes = text.count(b"\\") - text.count(rb"\\")
     return Body(
         model,
+        PromptBound(size + count * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE - escapes),
         True,
         ceiling,
         1,
@@ -322,7 +322,6 @@ def check_texts(raw: bytes | bytearray, rules: BodyRules) -> Body | None:
         size,
         count,
         -(-max(len(messages), size - SETTINGS_BYTES) // BYTES_PER_TOKEN),
-        PromptBound(size + count * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE - escapes),
         {} if asked is None else _options.decode(top["stream_options"]) or {},
         top,
     )

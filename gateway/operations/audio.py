@@ -18,6 +18,7 @@ from gateway.base.errors import Refused
 from gateway.chat.answers import Response
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
+from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top
 from gateway.config.channel import Channel
 from gateway.operations.form import FORM, MultipartBody, MultipartForm
@@ -90,7 +91,7 @@ class SpeechFormat(WireFormat):
             )
         stream = field(top, "stream_format", _text, "a text") == "sse"
         units = len(spoken) + len(added)
-        return CheckedBody(model=model, stream=stream, size=len(raw), _top=top, unit=self.unit, units=units)
+        return CheckedBody(model, PromptBound(0), stream, size=len(raw), _top=top, unit=self.unit, units=units)
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events."""
@@ -122,7 +123,8 @@ class TranscriptionsFormat(SpeechFormat):
         stream = bool(field(top, "stream", _boolean, "true or false"))
         ((_, begin, end),) = form.files
         seconds = yield from seconds_of(memoryview(form.raw)[begin:end])
-        return MultipartBody.of(form, top, model=model, stream=stream, unit=self.unit, units=seconds)
+        billed = {"prompt_bound": PromptBound(0), "unit": self.unit, "units": seconds}
+        return MultipartBody.of(form, top, model=model, stream=stream, **billed)
 
     def read(self, text: bytes) -> Response | None:
         """Return what was written down, in JSON or not."""

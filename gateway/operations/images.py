@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.chat.events import EventStream
 from gateway.chat.fields import REMEDIES, UNPRICED, FieldNames, check_names
+from gateway.chat.prompt import PromptBound
 from gateway.chat.request import Body, BodyRules, check_model, field, invalid_field, parse_top, positive
 from gateway.chat.usage import ReportedUsage
 from gateway.config.channel import Channel
@@ -82,7 +83,8 @@ class ImagesFormat(WireFormat):
         stream = bool(field(top, "stream", _boolean, "true or false"))
         variant = tuple(field(top, name, _text, "a text") or "" for name in ("quality", "size"))
         number = positive(top, "n", min(MOST_IMAGES, rules.max_n)) or 1
-        return {"model": model, "stream": stream, "unit": self.unit, "units": number, "variant": variant}
+        billed = {"prompt_bound": PromptBound(0), "unit": self.unit, "units": number, "variant": variant}
+        return {"model": model, "stream": stream, **billed}
 
     def events(self, body: Body, channel: Channel, *, gathered: bool, watched: bool) -> EventStream:
         """Return the parser of an answer's events."""

@@ -85,7 +85,7 @@ class RateLimiter:
         scope: str,
         rules: AccountLimits,
         tokens: int,
-        lease_ms: int = 0,
+        lease_ms: int,
         token: TokenLimits | None = None,
         look: bool = False,
     ) -> Taken | Limited:
@@ -94,8 +94,7 @@ class RateLimiter:
         With `look` take nothing, and return what would be taken now, with what remains before it. Raises `StoreAway`. The request
         may then have been counted; to give it back is right in either case.
         """
-        never = self.never_fits(tokens, rules, token)
-        if never is not None:
+        if (never := self.never_fits(tokens, rules, token)) is not None:
             return never
         step = self.taking(account, scope, rules, lease_ms, token).step(request_id, (tokens,))
         if look:

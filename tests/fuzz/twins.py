@@ -146,7 +146,7 @@ class Twin:
         events: EventStream | None = None,
     ) -> None:
         read_body: Callable[[], Awaitable[Body]] = _no_body
-        self.body = Body("m", True, None, choices, asked_usage, 100, 1, 10, PromptBound(100), {}, {})
+        self.body = Body("m", PromptBound(100), True, None, choices, asked_usage, 100, 1, 10)
         self.channel = Channel(
             base_url="http://upstream/v1",
             api_key=credential,

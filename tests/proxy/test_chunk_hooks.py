@@ -143,7 +143,7 @@ class Closable(Transport):
 
 
 async def body() -> Body:
-    return Body("m", True, None, 1, False, 100, 1, 10, PromptBound(100), {}, {})
+    return Body("m", PromptBound(100), True, None, 1, False, 100, 1, 10)
 
 
 async def test_an_event_that_is_given_when_the_exchange_is_stopped_is_not_charged() -> None:

@@ -25,10 +25,7 @@ from gateway.base.errors import GatewayError, Refused, StoreAway
 from gateway.base.text import names_in
 from gateway.store.accounts import AccountStatus
 
-HOUR_S: Final = 3600
 DAY_S: Final = 86_400
-MOST_DAYS: Final = 2_700_000
-"""Days that a time can still be away. They are too many for a token, which says so."""
 _SHORT_ID: Final = re.compile(r"[a-z0-9]{1,64}")
 
 
@@ -39,7 +36,8 @@ async def create(view: View) -> web.StreamResponse:
         await _check_room(view)
         given: dict[str, Any] = {name: names_in(form[name]) for name in ("models", "addresses")}
         if form["days"]:
-            given["expires_at"] = datetime.fromtimestamp(time.time() + min(form.number("days"), MOST_DAYS) * DAY_S, UTC)
+            days = min(form.number("days"), 2_700_000)  # more is no time at all; this many are refused in words
+            given["expires_at"] = datetime.fromtimestamp(time.time() + days * DAY_S, UTC)
         if form["day"]:
             given["budgets"] = {"day_micros": form.micros("day")}
         made = await tokens.create(view.client, account_in(view), body=body(NewToken, name=form["name"], **given))
@@ -53,7 +51,7 @@ async def rotate(view: View) -> web.StreamResponse:
     token = _token_in(view)
     try:
         await _check_room(view)
-        overlap = view.form.number("hours") * HOUR_S
+        overlap = view.form.number("hours") * 3600
         made = await tokens.rotate(view.client, token, body=body(Rotation, overlap_s=overlap))
     except GatewayError as error:
         return await _refused(view, error, f"rotate {token}")
