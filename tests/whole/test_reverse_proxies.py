@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -136,11 +137,12 @@ async def test_a_dead_gateway_is_passed_over(
         shipped_proxy(name, tmp_path / name, gateway.port, second(name, free_port())) as base,
     ):
         headers = {"Authorization": f"Bearer {await gateway.token()}"}
-        failed = 0
+        failed, began = 0, time.monotonic()
         for _ in range(12):
             async with session.post(f"{base}/v1/chat/completions", json=CHAT, headers=headers) as response:
                 failed += not (await response.text()).endswith("data: [DONE]\n\n")
-        assert failed <= (name == "caddy"), "Caddy passes over a gateway after the first failure"
+        rounds = 1 + (time.monotonic() - began) // 10
+        assert failed <= rounds * (name == "caddy"), "Caddy passes over a gateway for ten seconds after a failure"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])

@@ -246,8 +246,8 @@ class TestWindows:
 
 class TestAudit:
     async def test_finds_a_sum_that_is_not_that_of_ledger_and_holds(self, client: Client, wallet: Wallet) -> None:
-        settled, held = new_request_id(), new_request_id()
-        limited = [budget("month", 90, TOKEN), budget("requests", 9)]
+        settled, held, ends = new_request_id(), new_request_id(), ends_ms(-1, 1, 25, 49)
+        limited = [budget("month", 90, TOKEN, ends), budget("requests", 9, ends=ends)]
         marks = (await take(wallet, settled, 30, budgets=limited)).marks
         await wallet.settle(ACCOUNT, settled, 12)
         await take(wallet, held, 30, budgets=limited)
