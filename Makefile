@@ -12,7 +12,7 @@ PURE := $(patsubst %,tests/chat/test_%.py,events sse template) \
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.
 BESIDE := $(MAKE) --no-print-directory beside
-PYTEST := $(BIN)/python -m pytest -p tests.parallel --processes 7
+PYTEST := $(BIN)/python -m pytest -p tests.parallel --processes 6
 
 # Where this is set, every process compiles all modules again, which takes longer than all the rest of its start.
 unexport PYTHONDONTWRITEBYTECODE
